@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -34,6 +34,8 @@ START_S = 30.0
 END_S = 10.0
 KEEPALIVE_S = 2.0
 MAX_BODY_BYTES = 64 * 2**20
+EARLIER_MAX_CONNECTIONS = 65_536
+"""What the protocol of an earlier commit takes in place of a table of connections."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,12 +186,16 @@ def _serve_gateway(engine: RunningEngine, settings: Settings, report: Connection
 
 def _as_served() -> tuple[Any, Callable[[], None]]:
     """Return the HTTP protocol and the last act at the start of `autellix serve`, if they are there."""
-    try:
-        from autellix_backend.gateway.http.protocol import bounded_protocol, connection_limit
+    protocol: Any = "httptools"
+    with suppress(ImportError):
+        from autellix_backend.gateway.http.protocol import bounded_protocol
 
-        protocol: Any = bounded_protocol(connection_limit())
-    except ImportError:
-        protocol = "httptools"
+        table: Any = EARLIER_MAX_CONNECTIONS
+        with suppress(ImportError):
+            from autellix_backend.gateway.http.connections import ConnectionTable, connection_limit
+
+            table = ConnectionTable(connection_limit())
+        protocol = bounded_protocol(table)
     try:
         from autellix_backend.gateway.heap import settle_heap
     except ImportError:

@@ -18,7 +18,8 @@ from proxies import RunningEngine
 from autellix_backend.core.policies import make_policy
 from autellix_backend.gateway.app import create_app
 from autellix_backend.gateway.heap import settle_heap
-from autellix_backend.gateway.http.protocol import KEEP_ALIVE_S, bounded_protocol, connection_limit
+from autellix_backend.gateway.http.connections import ConnectionTable, connection_limit
+from autellix_backend.gateway.http.protocol import KEEP_ALIVE_S, bounded_protocol
 from autellix_backend.gateway.http.sessions import SESSION_TTL_S
 from autellix_backend.settings import Settings
 from autellix_backend.stores.base import CallEnd, CallStart, Inherited
@@ -79,7 +80,7 @@ def serve(engine: RunningEngine, settings: Settings, requests: Connection) -> No
     """Run the gateway in this process; report its port, then Stats for everything that arrives."""
     store = LedgerStore(settings)
     app = create_app(settings, engine, store=store)
-    protocol = cast(type[asyncio.Protocol], bounded_protocol(connection_limit()))
+    protocol = cast(type[asyncio.Protocol], bounded_protocol(ConnectionTable(connection_limit())))
     config = uvicorn.Config(
         app,
         port=0,

@@ -14,7 +14,8 @@ from typing import Any, cast
 import uvicorn
 from tests.waiting import PATIENCE_S
 
-from autellix_backend.gateway.http.protocol import MAX_CONNECTIONS, bounded_protocol
+from autellix_backend.gateway.http.connections import MAX_CONNECTIONS, ConnectionTable
+from autellix_backend.gateway.http.protocol import bounded_protocol
 from autellix_lab.fakes.engine import FakeEngine
 
 SHUTDOWN_S = 2
@@ -70,7 +71,7 @@ async def listening(app: Any, *, max_connections: int = MAX_CONNECTIONS) -> Asyn
             app,
             port=0,
             log_config=None,
-            http=cast(type[asyncio.Protocol], bounded_protocol(max_connections)),
+            http=cast(type[asyncio.Protocol], bounded_protocol(ConnectionTable(max_connections))),
             timeout_graceful_shutdown=SHUTDOWN_S,
         )
     )

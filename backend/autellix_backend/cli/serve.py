@@ -25,9 +25,9 @@ from autellix_backend.cli.workers import Workers, check_workers
 from autellix_backend.gateway.app import create_app
 from autellix_backend.gateway.engines.pool import EnginePool
 from autellix_backend.gateway.heap import collect_while_idle, settle_heap
+from autellix_backend.gateway.http.connections import connection_limit
 from autellix_backend.gateway.http.origin import is_loopback
 from autellix_backend.gateway.http.page import PAGE_PATH, has_page
-from autellix_backend.gateway.http.protocol import connection_limit
 from autellix_backend.gateway.tenancy.file import load_tenants
 from autellix_backend.gateway.tenancy.tenants import Tenants
 from autellix_backend.gateway.workers.link import Link

@@ -7,6 +7,7 @@ import contextlib
 import os
 import socket
 from collections.abc import AsyncIterator, Callable, Generator, Sequence
+from functools import partial
 from typing import Literal, cast
 
 import uvicorn
@@ -16,7 +17,9 @@ from starlette.types import ASGIApp
 from autellix_backend.cli.announcements import note, note_reporting
 from autellix_backend.gateway.engines.pool import EnginePool
 from autellix_backend.gateway.http.acceptor import Acceptor
-from autellix_backend.gateway.http.protocol import KEEP_ALIVE_S, bounded_protocol, connection_limit
+from autellix_backend.gateway.http.authentication import owner_of
+from autellix_backend.gateway.http.connections import ConnectionTable, connection_limit
+from autellix_backend.gateway.http.protocol import KEEP_ALIVE_S, bounded_protocol
 from autellix_backend.gateway.http.rounds import Rounds
 from autellix_backend.gateway.http.starting import starting_app
 from autellix_backend.settings import GatewaySettings, SettingsError
@@ -58,7 +61,7 @@ def bind(gateway: GatewaySettings) -> socket.socket:
 
 def server_config(
     app: ASGIApp,
-    max_connections: int,
+    table: ConnectionTable,
     rounds: Rounds | None = None,
     lifespan: Literal["on", "off"] = "on",
 ) -> uvicorn.Config:
@@ -66,7 +69,7 @@ def server_config(
     return uvicorn.Config(
         app,
         # A factory in place of a class: uvicorn only calls it.
-        http=cast(type[asyncio.Protocol], bounded_protocol(max_connections, rounds)),
+        http=cast(type[asyncio.Protocol], bounded_protocol(table, rounds)),
         timeout_keep_alive=KEEP_ALIVE_S,
         ws="none",
         lifespan=lifespan,
@@ -85,7 +88,8 @@ class GatewayServer(uvicorn.Server):
         self, app: FastAPI, gateway: GatewaySettings, max_connections: int, on_ready: Callable[[], None]
     ) -> None:
         self._rounds = Rounds()
-        super().__init__(server_config(app, max_connections, self._rounds))
+        self._table = ConnectionTable(max_connections)
+        super().__init__(server_config(app, self._table, self._rounds))
         self._app = app
         self._on_ready = on_ready
         self._grace_s = gateway.shutdown_grace_s
@@ -98,9 +102,16 @@ class GatewayServer(uvicorn.Server):
         """Listen with our own acceptors: uvicorn's server would accept one connection at a time."""
         await super().startup(sockets=[])
         if self.started:
-            make, is_shared = self._make_protocol, self._has_siblings
             acceptors = [
-                Acceptor(listener, make, self._rounds, is_shared=is_shared) for listener in sockets or ()
+                Acceptor(
+                    listener,
+                    self._make_protocol,
+                    self._rounds,
+                    self._table,
+                    partial(owner_of, self._app.state.tenants),
+                    is_shared=self._has_siblings,
+                )
+                for listener in sockets or ()
             ]
             self.servers = cast(list[asyncio.base_events.Server], acceptors)
             pool: EnginePool = self._app.state.pool
@@ -110,10 +121,11 @@ class GatewayServer(uvicorn.Server):
             pool.subscribe_links(note_reporting)
             self._on_ready()
 
-    def _make_protocol(self) -> asyncio.Protocol:
+    def _make_protocol(self, owner: str) -> asyncio.Protocol:
         # The class is our factory, which takes what uvicorn's own code gives it.
         make: Callable[..., asyncio.Protocol] = self.config.http_protocol_class
-        return make(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
+        state = self.lifespan.state
+        return make(config=self.config, server_state=self.server_state, app_state=state, owner=owner)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -151,7 +163,9 @@ async def answering_meanwhile(listeners: Sequence[socket.socket], *, has_page: b
     if not listeners:
         yield
         return
-    config = server_config(starting_app(has_page=has_page), connection_limit(), lifespan="off")
+    config = server_config(
+        starting_app(has_page=has_page), ConnectionTable(connection_limit()), lifespan="off"
+    )
     config.load()
     server = uvicorn.Server(config)
     server.lifespan = config.lifespan_class(config)

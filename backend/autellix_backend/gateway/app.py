@@ -28,12 +28,12 @@ from autellix_backend.gateway.http import (
 )
 from autellix_backend.gateway.http.authentication import Authentication
 from autellix_backend.gateway.http.call_paths import CallApp
+from autellix_backend.gateway.http.connections import MAX_CONNECTIONS
 from autellix_backend.gateway.http.errors import install_error_handlers
 from autellix_backend.gateway.http.mark import Mark
 from autellix_backend.gateway.http.openapi import AsgiRoute, describe_route, head_routes
 from autellix_backend.gateway.http.origin import SameOrigin, is_loopback
 from autellix_backend.gateway.http.passthrough import PassthroughEndpoint
-from autellix_backend.gateway.http.protocol import MAX_CONNECTIONS
 from autellix_backend.gateway.tenancy.tenants import Tenants
 from autellix_backend.gateway.wiring import Components
 from autellix_backend.gateway.workers.hub import METRICS

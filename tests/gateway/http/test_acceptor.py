@@ -8,7 +8,7 @@ import errno
 import os
 import socket
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -18,6 +18,7 @@ from tests.waiting import PATIENCE_S
 
 from autellix_backend.gateway.http import acceptor, rounds
 from autellix_backend.gateway.http.acceptor import Acceptor
+from autellix_backend.gateway.http.connections import MAX_CONNECTIONS, ConnectionTable, Evictable
 from autellix_backend.gateway.http.rounds import Rounds
 
 CLIENTS = 100
@@ -25,15 +26,36 @@ CLIENTS = 100
 
 @contextmanager
 def connected(
-    listener: socket.socket, count: int, source: str = "127.0.0.1"
+    listener: socket.socket, count: int, source: str = "127.0.0.1", first: bytes = b"GET "
 ) -> Iterator[list[socket.socket]]:
-    """Connect clients from an address, which takes no accepting."""
+    """Connect clients from an address, which takes no accepting, and send first bytes."""
     with contextlib.ExitStack() as stack:
         address = listener.getsockname()
-        yield [
+        clients = [
             stack.enter_context(socket.create_connection(address, PATIENCE_S, (source, 0)))
             for _ in range(count)
         ]
+        for client in clients:
+            client.sendall(first)
+        yield clients
+
+
+def accept_at(
+    listener: socket.socket,
+    make_protocol: Callable[[], asyncio.BaseProtocol],
+    *,
+    table: ConnectionTable | None = None,
+    is_shared: bool = False,
+) -> Acceptor:
+    """Accept at a socket; owners are what the first bytes have before a colon."""
+    return Acceptor(
+        listener,
+        lambda _: make_protocol(),
+        Rounds(),
+        table or ConnectionTable(MAX_CONNECTIONS),
+        lambda first: first.decode().rpartition(":")[0],
+        is_shared=is_shared,
+    )
 
 
 class ScarceListener(socket.socket):
@@ -54,6 +76,7 @@ class Opened:
 
     rounds: Counter[int] = field(default_factory=Counter)
     addresses: list[str] = field(default_factory=list)
+    owners: list[str] = field(default_factory=list)
 
 
 def open_all(listener: socket.socket, count: int) -> Opened:
@@ -62,6 +85,9 @@ def open_all(listener: socket.socket, count: int) -> Opened:
     number = 0
 
     class NotingProtocol(asyncio.Protocol):
+        def __init__(self, owner: str) -> None:
+            opened.owners.append(owner)
+
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
             opened.rounds[number] += 1
             opened.addresses.append(transport.get_extra_info("peername")[0])
@@ -69,7 +95,10 @@ def open_all(listener: socket.socket, count: int) -> Opened:
 
     async def play() -> None:
         nonlocal number
-        accepting = Acceptor(listener, NotingProtocol, Rounds())
+        table = ConnectionTable(MAX_CONNECTIONS)
+        accepting = Acceptor(
+            listener, NotingProtocol, Rounds(), table, lambda first: first.decode().rpartition(":")[0]
+        )
         async with asyncio.timeout(PATIENCE_S):
             while len(opened.addresses) < count:
                 number += 1
@@ -109,6 +138,96 @@ def test_a_connection_does_not_wait_for_all_of_another_address(monkeypatch: pyte
     assert opened.addresses.index("127.0.0.2") <= 2
 
 
+def test_a_connection_does_not_wait_for_all_of_another_key_at_its_address(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Behind one proxy all have one address."""
+    monkeypatch.setattr(rounds, "ROUND_S", 1e-9)
+    monkeypatch.setattr(rounds, "SHARE", 0.0)
+    monkeypatch.setattr(rounds, "RENEWAL_S", PATIENCE_S)
+    monkeypatch.setattr(acceptor, "ROUND_CONNECTIONS", 4 * CLIENTS)
+    monkeypatch.setattr(acceptor, "ACCEPT_S", PATIENCE_S)
+    with (
+        socket.create_server(("127.0.0.1", 0), backlog=4 * CLIENTS) as listener,
+        connected(listener, CLIENTS, first=b"hostile:"),
+        connected(listener, CLIENTS),
+        connected(listener, 1, first=b"quiet:"),
+    ):
+        opened = open_all(listener, 2 * CLIENTS + 1)
+    assert opened.owners.index("quiet") <= 3
+    assert Counter(opened.owners) == {"hostile": CLIENTS, "127.0.0.1": CLIENTS, "quiet": 1}
+
+
+def test_silent_connections_delay_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rounds, "ROUND_S", 1e-9)
+    monkeypatch.setattr(rounds, "SHARE", 0.0)
+    with (
+        socket.create_server(("127.0.0.1", 0), backlog=2 * CLIENTS) as listener,
+        connected(listener, CLIENTS, first=b""),
+        connected(listener, 1),
+    ):
+        opened = open_all(listener, 1)
+    assert len(opened.addresses) == 1
+
+
+async def test_a_silent_connection_is_opened_when_it_sends() -> None:
+    received: list[bytes] = []
+    has_all = asyncio.Event()
+
+    class KeepingProtocol(asyncio.Protocol):
+        def data_received(self, data: bytes) -> None:
+            received.append(data)
+            has_all.set()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener, connected(listener, 1, first=b"") as (client,):
+        accepting = accept_at(listener, KeepingProtocol)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        client.sendall(b"GET /")
+        async with asyncio.timeout(PATIENCE_S):
+            await has_all.wait()
+        accepting.close()
+    assert received == [b"GET /"]
+
+
+async def test_a_silent_connection_leaves_for_a_newer_one() -> None:
+    made = asyncio.Event()
+
+    class NotingProtocol(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            made.set()
+            transport.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener, connected(listener, 1, first=b"") as (silent,):
+        accepting = accept_at(listener, NotingProtocol, table=ConnectionTable(1))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        with connected(listener, 1):
+            async with asyncio.timeout(PATIENCE_S):
+                await made.wait()
+        assert await asyncio.to_thread(silent.recv, 1) == b""
+        accepting.close()
+
+
+async def test_with_no_room_a_connection_is_opened_to_be_refused() -> None:
+    made = asyncio.Event()
+
+    class RefusingProtocol(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            made.set()
+            transport.close()
+
+    class FullTable(ConnectionTable):
+        def add(self, connection: Evictable) -> bool:
+            return False
+
+    with socket.create_server(("127.0.0.1", 0)) as listener, connected(listener, 1, first=b""):
+        accepting = accept_at(listener, RefusingProtocol, table=FullTable(1))
+        async with asyncio.timeout(PATIENCE_S):
+            await made.wait()
+        accepting.close()
+
+
 def test_connections_whose_clients_left_are_not_opened() -> None:
     """A flood of them would else delay those of clients that wait."""
     with socket.create_server(("127.0.0.1", 0), backlog=2 * CLIENTS) as listener:
@@ -132,13 +251,13 @@ async def test_one_of_several_processes_leaves_connections_to_the_others() -> No
         listener.bind(("127.0.0.1", 0))
         listener.listen(CLIENTS)
         with connected(listener, CLIENTS):
-            accepting = Acceptor(listener, asyncio.Protocol, Rounds(), is_shared=True)
+            accepting = accept_at(listener, asyncio.Protocol, is_shared=True)
             async with asyncio.timeout(PATIENCE_S):
                 while not listener.taken:  # noqa: ASYNC110 - a listener has no event
                     await asyncio.sleep(0)
             accepting.close()
             await accepting.wait_closed()
-    assert listener.taken <= acceptor.SHARED_MAX_WAITING
+    assert listener.taken <= acceptor.SHARED_ROUND_CONNECTIONS
 
 
 async def test_it_goes_on_when_descriptors_are_free_again(
@@ -158,7 +277,7 @@ async def test_it_goes_on_when_descriptors_are_free_again(
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         with connected(listener, 1):
-            accepting = Acceptor(listener, NotingProtocol, Rounds())
+            accepting = accept_at(listener, NotingProtocol)
             async with asyncio.timeout(PATIENCE_S):
                 await made.wait()
             accepting.close()
@@ -183,8 +302,9 @@ async def test_the_system_keeps_little_of_an_answer_that_is_not_read() -> None:
     listener = socket.create_server(("127.0.0.1", 0))
     with listener, socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        accepting = Acceptor(listener, ChattyProtocol, Rounds())
+        accepting = accept_at(listener, ChattyProtocol)
         client.connect(listener.getsockname())
+        client.sendall(b"GET ")
         async with asyncio.timeout(PATIENCE_S):
             await full.wait()
         accepting.close()
@@ -199,7 +319,7 @@ async def test_closed_it_accepts_none_even_while_it_pauses(monkeypatch: pytest.M
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         with connected(listener, 1):
-            accepting = Acceptor(listener, asyncio.Protocol, Rounds())
+            accepting = accept_at(listener, asyncio.Protocol)
             async with asyncio.timeout(PATIENCE_S):
                 while listener.errors:  # noqa: ASYNC110 - a listener has no event
                     await asyncio.sleep(0)

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import gc
 import json
-import resource
 import weakref
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -538,15 +537,3 @@ async def test_without_an_idle_connection_there_is_no_room() -> None:
         answer = await exchange(url)
     assert answer.startswith(b"HTTP/1.1 503 ")
     assert error_of(answer)["code"] == "too_many_connections"
-
-
-def test_half_of_the_files_are_for_clients(monkeypatch: pytest.MonkeyPatch) -> None:
-    raised: list[tuple[int, int]] = []
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 1024))
-    monkeypatch.setattr(resource, "setrlimit", lambda _, limits: raised.append(limits))
-    assert protocol.connection_limit() == 480
-    assert raised == [(1024, 1024)]
-    raised.clear()
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    assert protocol.connection_limit() == protocol.MAX_CONNECTIONS
-    assert not raised

@@ -1,7 +1,9 @@
 """Accepting connections: many in a round of the event loop, of which a few are opened, the clients in turn.
 
 uvloop's own servers accept one connection in a round, in the order of arrival: a flood of connections delays
-everyone's new ones by a round for each of its own.
+everyone's new ones by a round for each of its own. Here a connection is opened when its first bytes are
+there: the key among them says whose turn it takes, so that a flood delays no other tenant's, even behind one
+proxy.
 """
 
 from __future__ import annotations
@@ -15,14 +17,14 @@ import time
 from collections.abc import Callable
 from functools import partial
 
+from autellix_backend.gateway.http.connections import ConnectionTable
+from autellix_backend.gateway.http.newcomers import Newcomer, SilentNewcomers
 from autellix_backend.gateway.http.rounds import FOLLOW_UP_S, Rounds
 
 ROUND_CONNECTIONS = 32
 ACCEPT_S = 0.0005
 """A round accepts so many, or for so long; one takes 10 to 100 µs."""
-MAX_WAITING = 1024
-"""Accepted and not yet open; more stay in the system's queue."""
-SHARED_MAX_WAITING = 4
+SHARED_ROUND_CONNECTIONS = 8
 """The same where several processes accept at one socket: none may take all that are opened at once."""
 SEND_BUFFER_BYTES = 256 * 1024
 """About half of what the system keeps of an answer that a client does not read; by itself it keeps 4 MiB."""
@@ -40,8 +42,10 @@ class Acceptor:
     def __init__(
         self,
         listener: socket.socket,
-        make_protocol: Callable[[], asyncio.BaseProtocol],
+        make_protocol: Callable[[str], asyncio.BaseProtocol],
         rounds: Rounds,
+        table: ConnectionTable,
+        find_owner: Callable[[bytes], str],
         *,
         is_shared: bool = False,
     ) -> None:
@@ -49,8 +53,11 @@ class Acceptor:
 
         Args:
             listener: The socket.
-            make_protocol: Returns the protocol of one connection.
-            rounds: Bounds the connections that are opened in a round; the clients' addresses take turns.
+            make_protocol: Returns the protocol of one connection, given its owner.
+            rounds: Bounds the connections that are opened in a round; their owners take turns.
+            table: Bounds all connections, also those that are not open yet.
+            find_owner: Returns the tenant whose key a connection's first bytes carry, "" if none; then the
+                client's address is the owner.
             is_shared: Whether other processes accept at it too.
         """
         listener.setblocking(False)
@@ -59,18 +66,21 @@ class Acceptor:
         self._listener = listener
         self._make_protocol = make_protocol
         self._rounds = rounds
-        self._max_waiting = SHARED_MAX_WAITING if is_shared else MAX_WAITING
-        self._waiting = 0
+        self._table = table
+        self._find_owner = find_owner
+        self._round_connections = SHARED_ROUND_CONNECTIONS if is_shared else ROUND_CONNECTIONS
         self._loop = asyncio.get_running_loop()
         self._opening: set[asyncio.Task[None]] = set()
         self._retry: asyncio.TimerHandle | None = None
+        self._silent = SilentNewcomers(self._await_turn)
         self._loop.add_reader(listener, self._accept)
 
     def close(self) -> None:
-        """Accept no more; connections stay as they are, and those that were accepted are opened."""
+        """Accept no more; connections stay as they are, and those that have sent something are opened."""
         if self._retry is not None:
             self._retry.cancel()
         self._loop.remove_reader(self._listener)
+        self._silent.close()
         self._rounds.flush()
 
     async def wait_closed(self) -> None:
@@ -79,7 +89,7 @@ class Acceptor:
 
     def _accept(self) -> None:
         end_s = time.perf_counter() + ACCEPT_S
-        for _ in range(min(ROUND_CONNECTIONS, self._max_waiting - self._waiting)):
+        for _ in range(self._round_connections):
             if time.perf_counter() > end_s:
                 break
             try:
@@ -94,30 +104,51 @@ class Acceptor:
                 self._loop.remove_reader(self._listener)
                 self._retry = self._loop.call_later(RETRY_S, self._resume)
                 break
-            self._waiting += 1
-            self._rounds.run(address[0], partial(self._open, connection))
+            self._receive(Newcomer(connection, address[0]))
 
     def _resume(self) -> None:
         self._retry = None
         self._loop.add_reader(self._listener, self._accept)
 
-    def _open(self, connection: socket.socket) -> None:
-        self._waiting -= 1
-        if _has_left(connection):
-            connection.close()
+    def _receive(self, newcomer: Newcomer) -> None:
+        if not self._table.add(newcomer):
+            # No other makes room: its protocol refuses it, with an error that its client understands.
+            self._rounds.run(newcomer.address, partial(self._open, newcomer, newcomer.address))
+        elif (first := newcomer.first_bytes()) is None:
+            self._silent.add(newcomer)
+        else:
+            self._await_turn(newcomer, first)
+
+    def _await_turn(self, newcomer: Newcomer, first: bytes) -> None:
+        if first:
+            owner = self._find_owner(first) or newcomer.address
+            self._rounds.run(owner, partial(self._open, newcomer, owner))
+        else:
+            self._drop(newcomer)
+
+    def _open(self, newcomer: Newcomer, owner: str) -> None:
+        self._table.remove(newcomer)
+        if newcomer.is_closed:
+            return
+        if _has_left(newcomer.connection):
+            newcomer.evict()
             return
         self._rounds.charge(FOLLOW_UP_S)
-        task = self._loop.create_task(self._connect(connection))
+        task = self._loop.create_task(self._connect(newcomer.connection, owner))
         self._opening.add(task)
         task.add_done_callback(self._opening.discard)
 
-    async def _connect(self, connection: socket.socket) -> None:
+    async def _connect(self, connection: socket.socket, owner: str) -> None:
         try:
             connection.setblocking(False)
-            await self._loop.connect_accepted_socket(self._make_protocol, connection)
+            await self._loop.connect_accepted_socket(partial(self._make_protocol, owner), connection)
         except OSError:
             # The client has left in between.
             connection.close()
+
+    def _drop(self, newcomer: Newcomer) -> None:
+        self._table.remove(newcomer)
+        newcomer.evict()
 
 
 def _has_left(connection: socket.socket) -> bool:

@@ -7,7 +7,6 @@ read them. Each bound below ends such a connection; none touches a client that s
 from __future__ import annotations
 
 import asyncio
-import resource
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -27,6 +26,7 @@ from autellix_backend.gateway.errors import (
     TooManyConnectionsError,
     error_shape,
 )
+from autellix_backend.gateway.http.connections import ConnectionTable
 from autellix_backend.gateway.http.rounds import FOLLOW_UP_S, Rounds
 
 MAX_TARGET_BYTES = 8 * 1024
@@ -43,8 +43,6 @@ LINGER_S = 2.0
 STALL_PERIOD_S = 30.0
 MIN_READ_BYTES = 32 * 1024
 """What a client with undelivered bytes must take in a stall period, or it is held to be gone."""
-RESERVED_FILES = 64
-"""File descriptors for everything but the connections of clients and to engines."""
 KEEP_ALIVE_S = 75
 """How long a connection may lie idle: longer than clients keep theirs, or a call would meet its end. Above
 the bound on connections the oldest idle one leaves sooner."""
@@ -56,8 +54,6 @@ CYCLE = "autellix.cycle"
 """Key in the state of a request's scope: its cycle of uvicorn's, which knows whether the client has left."""
 ABORT_S = 0.0005
 """What the end of a request without a client costs in later rounds: its call is aborted and settled."""
-MAX_CONNECTIONS = 65_536
-"""Whatever the operating system allows: an idle connection takes about 10 KiB."""
 
 
 def has_left(scope: Scope) -> bool:
@@ -73,41 +69,6 @@ def set_owner(scope: Scope, tenant: str) -> None:
     connection = None if find_connection is None else find_connection()
     if connection is not None:
         connection.owner = tenant
-
-
-class ConnectionTable:
-    """The open connections of one server, and those among them without a request, oldest first."""
-
-    def __init__(self, max_connections: int) -> None:
-        self.max_connections = max_connections
-        self._open: set[BoundedHttpProtocol] = set()
-        self._idle: dict[BoundedHttpProtocol, None] = {}
-
-    def add(self, connection: BoundedHttpProtocol) -> bool:
-        """Add a new connection, at the price of the oldest idle one; return False if there is none."""
-        if len(self._open) >= self.max_connections:
-            oldest = next(iter(self._idle), None)
-            if oldest is None:
-                return False
-            self.remove(oldest)
-            oldest.transport.close()
-        self._open.add(connection)
-        self._idle[connection] = None
-        return True
-
-    def remove(self, connection: BoundedHttpProtocol) -> None:
-        """Remove a connection; it may be gone already."""
-        self._open.discard(connection)
-        self._idle.pop(connection, None)
-
-    def set_busy(self, connection: BoundedHttpProtocol) -> None:
-        """Note that a connection has a request."""
-        self._idle.pop(connection, None)
-
-    def set_idle(self, connection: BoundedHttpProtocol) -> None:
-        """Note that a connection waits for its next request."""
-        if connection in self._open:
-            self._idle[connection] = None
 
 
 class _HeldFlow(FlowControl):
@@ -167,12 +128,14 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     flow: _HeldFlow
 
-    def __init__(self, *args: Any, table: ConnectionTable, rounds: Rounds, **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, table: ConnectionTable, rounds: Rounds, owner: str = "", **kwargs: Any
+    ) -> None:
         super().__init__(*args, **kwargs)
         self._table = table
         self._rounds = rounds
-        self.owner = ""
-        """Whose turn it takes: its client's address, or the tenant of its last request."""
+        self.owner = owner
+        """Whose turn it takes: its client's address, or the tenant of its first bytes or its last request."""
         self._requests = 0
         """Heads that were complete."""
         self._unanswered: deque[RequestResponseCycle] = deque()
@@ -193,11 +156,16 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._linger_timer = _Timer(self.loop)
         self._stall_timer = _Timer(self.loop)
 
+    def evict(self) -> None:
+        """Close the connection, which has no request, for a newer one."""
+        self.transport.close()
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Accept a connection if there is room for it."""
         super().connection_made(transport)
         self.flow = _HeldFlow(transport)
-        self.owner = self.client[0] if self.client else ""
+        if not self.owner and self.client:
+            self.owner = self.client[0]
         if self._table.add(self):
             self._await_head()
         else:
@@ -404,25 +372,12 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
 
 def bounded_protocol(
-    max_connections: int, rounds: Rounds | None = None
+    table: ConnectionTable, rounds: Rounds | None = None
 ) -> Callable[..., BoundedHttpProtocol]:
     """Return the protocol factory of one server, for uvicorn's `http`.
 
     Args:
-        max_connections: How many it may have.
+        table: The server's connections.
         rounds: Bounds what a round of the event loop processes; None for bounds of its own.
     """
-    return partial(BoundedHttpProtocol, table=ConnectionTable(max_connections), rounds=rounds or Rounds())
-
-
-def connection_limit() -> int:
-    """Raise the limit of open files as far as allowed; return how many connections of clients it allows.
-
-    Half of the files are for connections to engines: each call may need one.
-    """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = 2 * MAX_CONNECTIONS + RESERVED_FILES
-    files = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-    if soft != resource.RLIM_INFINITY and soft < files:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
-    return max(1, (files - RESERVED_FILES) // 2)
+    return partial(BoundedHttpProtocol, table=table, rounds=rounds or Rounds())
