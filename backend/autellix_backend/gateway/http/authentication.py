@@ -20,12 +20,12 @@ OPEN_PATHS = frozenset({"/health", "/healthz", "/ping", "/readyz"})
 """Paths that load balancers ask without a key."""
 
 
-_KEY_HEADERS = re.compile(rb"\r\n(authorization|x-api-key):[ \t]*([^\r\n]*)(?=\r\n)", re.IGNORECASE)
+_KEY_HEADERS = re.compile(rb"\r\n(authorization|x-api-key):([^\r\n]*)", re.IGNORECASE)
 
 
 def owner_of(tenants: Tenants, first: bytes) -> str:
     """Return the name of the tenant whose key the first bytes of a connection carry, "" if there is none."""
-    head = first.partition(b"\r\n\r\n")[0] + b"\r\n"
+    head = first.partition(b"\r\n\r\n")[0]
     headers = {
         name.decode("latin-1").lower(): value.decode("latin-1") for name, value in _KEY_HEADERS.findall(head)
     }
