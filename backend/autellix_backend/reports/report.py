@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import attrgetter
 
 import msgspec
 
@@ -15,11 +16,13 @@ MAX_S = 1e9
 MAX_COUNT = 2**53
 _ROUNDING_S = 1e-3
 """So far below zero may a difference of times be."""
-_TIMES = ("wait_s", "table_wait_s", "service_s", "inherited_service_s", "inactive_s")
+_TIMES = ("wait_s", "table_wait_s", "service_s", "inherited_service_s", "inactive_s", "prefilled_s")
 _COUNTS = (
     *("level", "preemptions", "demotions", "promotions", "prompt_tokens", "output_tokens", "cached_tokens"),
     *("arrival_step", "finish_step", "engine_steps", "dropped_records"),
 )
+_times_of = attrgetter(*_TIMES)
+_counts_of = attrgetter(*_COUNTS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,11 +66,12 @@ class EngineReport(CallRecord):
         return report
 
     def _check(self) -> None:
-        for name in (*_TIMES, *_COUNTS, "prefilled_s"):
-            value = getattr(self, name)
-            is_valid = 0 <= value <= MAX_COUNT if name in _COUNTS else value is None or _is_time(value)
-            if not is_valid:
-                raise ReportError(f"not an engine report: {name} is {value}")
+        for name, seconds in zip(_TIMES, _times_of(self), strict=True):
+            if seconds is not None and not _is_time(seconds):
+                raise ReportError(f"not an engine report: {name} is {seconds}")
+        for name, count in zip(_COUNTS, _counts_of(self), strict=True):
+            if not 0 <= count <= MAX_COUNT:
+                raise ReportError(f"not an engine report: {name} is {count}")
         if not all(_is_time(start) and _is_time(end) for start, end in self.runs):
             raise ReportError("not an engine report: a run's times are out of bounds")
 
