@@ -255,8 +255,9 @@ class Exchange:
                 kept.feed(head)
                 self.call.streamed_events += head.count(EVENT_FIELD)
                 await reply.send_part(head)
-            last_event += found
-            handle.upstream.check_size(len(last_event))
+            if found:
+                last_event += found
+                handle.upstream.check_size(len(last_event))
         if not reply.has_begun:
             await reply.begin_stream(response)
         receipt = await self.registry.settle(

@@ -9,7 +9,8 @@ from autellix_backend.gateway.errors import ErrorShape, GatewayError
 
 _FIELDS = (b"data", b"event", b"id", b"retry")
 _LONGEST_FIELD = 6
-ERROR_MARKS = (b'data: {"error":', b"event: error\n")
+OPENAI_ERROR = b'data: {"error":'
+ANTHROPIC_ERROR = b"event: error\n"
 
 
 class StreamEndSplitter:
@@ -30,12 +31,16 @@ class StreamEndSplitter:
         start = self._find(data)
         if start >= 0:
             return data[:start], data[start:]
+        if data.endswith(b"\n"):
+            # As nearly all chunks do; no line is cut off that may be the end.
+            self._is_line_start = True
+            return data, b""
         line = data.rfind(b"\n") + 1
         may_be_end = (line > 0 or self._is_line_start) and self._begins_end(data[line:])
         if may_be_end:
             data, self._kept = data[:line], data[line:]
         if data:
-            self._is_line_start = data.endswith(b"\n")
+            self._is_line_start = may_be_end
         return data, b""
 
     def flush(self) -> bytes:
@@ -49,8 +54,7 @@ class StreamEndSplitter:
     def _find(self, data: bytes) -> int:
         if self._is_line_start and data.startswith(self._ends):
             return 0
-        found = [data.find(b"\n" + end) for end in self._ends]
-        return min((at + 1 for at in found if at >= 0), default=-1)
+        return min([at + 1 for end in self._ends if (at := data.find(b"\n" + end)) >= 0], default=-1)
 
 
 def error_event(error: GatewayError, shape: ErrorShape) -> bytes:
@@ -71,4 +75,4 @@ def begins_stream(chunk: bytes) -> bool:
 
 def holds_error(chunk: bytes) -> bool:
     """Return whether a chunk holds an engine's error event; within JSON, quotes are escaped."""
-    return any(mark in chunk for mark in ERROR_MARKS)
+    return OPENAI_ERROR in chunk or ANTHROPIC_ERROR in chunk
