@@ -106,10 +106,12 @@ class MemoryStore:
         view.owner = view.owner or call.owner
         if view.class_id is None and call.class_id is not None:
             view.class_id, view.first_prompt_tokens = call.class_id, call.prompt_tokens
-        new_flags = call.flags[: MAX_FLAGS - len(view.flags)]
-        view.flags = tuple(dict.fromkeys((*view.flags, *new_flags)))
-        view.intercepted_s += sum(seconds for _, seconds in call.interceptions)
-        view.last_interceptions = call.interceptions or view.last_interceptions
+        if call.flags:
+            new_flags = call.flags[: MAX_FLAGS - len(view.flags)]
+            view.flags = tuple(dict.fromkeys((*view.flags, *new_flags)))
+        if call.interceptions:
+            view.intercepted_s += sum(seconds for _, seconds in call.interceptions)
+            view.last_interceptions = call.interceptions
         if call.session_id is not None and call.session_id not in view.session_ids:
             view.session_ids += (call.session_id,)
             self._programs_of.setdefault(call.session_id, {})[call.program_id] = None

@@ -23,7 +23,9 @@ class BodyWatch:
         self._timer: asyncio.TimerHandle | None = None
 
     def __enter__(self) -> None:
-        self._look_later()
+        # A short body has often come with its head.
+        if not self._response.content.is_eof():
+            self._look_later()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

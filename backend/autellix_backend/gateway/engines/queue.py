@@ -149,8 +149,10 @@ class EngineQueue:
         """Note that the engine answered a call."""
         call.is_trial = False
         call.unreachable_since_s = None
+        was_closed = self.is_breaker_closed
         self.breaker.succeed()
-        self.pump()
+        if not was_closed:
+            self.pump()
 
     def on_unreached(self, call: QueuedCall) -> None:
         """Note that a call found no connection to the engine."""

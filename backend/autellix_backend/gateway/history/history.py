@@ -121,9 +121,10 @@ class ProgramHistory:
             program.left_out += 1
             return
         call = ended_call(settled, program.start_s)
+        size_bytes = call.size_bytes
         program.calls.append(call)
-        program.size_bytes += call.size_bytes
-        self._count_bytes(program.tenant, call.size_bytes)
+        program.size_bytes += size_bytes
+        self._count_bytes(program.tenant, size_bytes)
         self._trim()
 
     def on_program_ended(self, program_id: str) -> None:

@@ -145,8 +145,9 @@ class BodyHold:
         if self._turn is not None:
             self._turn.release()
             self._turn = None
-        self._intake.add(self._tenant.name, -self._size_bytes)
-        self._size_bytes = 0
+        if self._size_bytes:
+            self._intake.add(self._tenant.name, -self._size_bytes)
+            self._size_bytes = 0
 
 
 def _too_many_bytes(limit: int, would_be: int) -> LimitError:
