@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+
+import msgspec
 
 from autellix_backend.reports.receipt import Receipt
 from autellix_backend.stores.base import CallStart
@@ -24,8 +25,7 @@ class Outcome(enum.StrEnum):
     """The client went away."""
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(msgspec.Struct, frozen=True):
     """What an answer states about itself: its tokens, and why it ended."""
 
     prompt_tokens: int
@@ -36,8 +36,7 @@ class Usage:
     """Why its choices ended, in the answer's words, if it states that near its usage."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SettledCall:
+class SettledCall(msgspec.Struct, frozen=True, kw_only=True):
     """A call whose cost is accounted for; unknown values are None."""
 
     start: CallStart

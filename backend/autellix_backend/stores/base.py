@@ -51,8 +51,7 @@ class CallStart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The owner of its program, where identity is strict; the first call with an owner decides."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Inherited:
+class Inherited(msgspec.Struct, frozen=True, kw_only=True):
     """What a call inherits from its program."""
 
     service_s: float

@@ -7,9 +7,9 @@ may block the event loop: see `raw_json`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 
 import msgspec
+from msgspec.structs import replace
 
 from autellix_backend.gateway.calls.dialects import Dialect
 from autellix_backend.gateway.errors import InvalidRequestError
@@ -31,8 +31,7 @@ _fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _xargs_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw] | None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallBody:
+class CallBody(msgspec.Struct, frozen=True, kw_only=True):
     """A body split at its top level, and what the router, logs and traces read of it."""
 
     fields: dict[str, msgspec.Raw]

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import msgspec
+
 from autellix_backend.core.arrival import Arrival, Context
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.gateway.calls.body import CallBody
@@ -23,8 +25,7 @@ BYTES_PER_TOKEN = 4
 """For the estimate of a prompt that no engine has seen."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallRequest:
+class CallRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A call as it arrives, identified."""
 
     dialect: Dialect
@@ -148,20 +149,20 @@ class OpenCall(QueuedCall):
             call_id=self.start.call_id,
             program_id=self.shown_program,
             # The waits of parallel choices overlap.
-            wait_s=self.wait_s + max(report.wait_s for report in reports),
-            service_s=sum(report.service_s for report in reports),
-            preemptions=sum(report.preemptions for report in reports),
-            demotions=sum(report.demotions for report in reports),
-            promotions=sum(report.promotions for report in reports),
-            level=max(report.level for report in reports),
-            cached_tokens=sum(report.cached_tokens for report in reports),
-            prompt_tokens=sum(report.prompt_tokens for report in reports),
-            output_tokens=sum(report.output_tokens for report in reports),
-            arrival_step=min(report.arrival_step for report in reports),
-            finish_step=max(report.finish_step for report in reports),
-            engine_steps=max(report.engine_steps for report in reports),
+            wait_s=self.wait_s + max([report.wait_s for report in reports]),
+            service_s=sum([report.service_s for report in reports]),
+            preemptions=sum([report.preemptions for report in reports]),
+            demotions=sum([report.demotions for report in reports]),
+            promotions=sum([report.promotions for report in reports]),
+            level=max([report.level for report in reports]),
+            cached_tokens=sum([report.cached_tokens for report in reports]),
+            prompt_tokens=sum([report.prompt_tokens for report in reports]),
+            output_tokens=sum([report.output_tokens for report in reports]),
+            arrival_step=min([report.arrival_step for report in reports]),
+            finish_step=max([report.finish_step for report in reports]),
+            engine_steps=max([report.engine_steps for report in reports]),
             estimated=len(reports) < self.request.body.record_count,
-            inactive_s=self.inactive_s + max(report.inactive_s for report in reports),
+            inactive_s=self.inactive_s + max([report.inactive_s for report in reports]),
         )
 
     def _estimated_service_s(self, outcome: Outcome, scheduler: SchedulerConfig) -> float:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import replace
 from typing import Annotated
 
 import msgspec
+from msgspec.structs import replace
 
 from autellix_backend.gateway.raw_json import JSON_ERRORS
 from autellix_backend.observe.settled_call import Usage

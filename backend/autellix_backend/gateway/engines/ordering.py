@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import ClassVar
+
+import msgspec
 
 from autellix_backend.core.admission.working_set import REVIEW_STEPS
 from autellix_backend.core.arrival import Arrival
@@ -25,8 +27,7 @@ REVIEW_PERIOD_S = 0.2
 """How often admission reviews the contexts."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wait:
+class Wait(msgspec.Struct, frozen=True, kw_only=True):
     """How long a call was queued."""
 
     wait_s: float

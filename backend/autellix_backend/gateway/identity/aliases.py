@@ -163,16 +163,14 @@ PROGRAM_SOURCES: tuple[str, ...] = (
 """The values of `X-Autellix-Identity-Source`."""
 
 
-@dataclass(frozen=True, slots=True)
-class AliasMatch:
+class AliasMatch(msgspec.Struct, frozen=True):
     """An id and the alias that it was sent under."""
 
     alias: Alias
     value: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResolvedAliases:
+class ResolvedAliases(msgspec.Struct, frozen=True, kw_only=True):
     """The ids that a request names, by the table's precedence."""
 
     program: AliasMatch | None

@@ -8,7 +8,9 @@ a program of its own.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from autellix_backend.core.estimate import Hint
 from autellix_backend.gateway.errors import InvalidRequestError
@@ -51,8 +53,7 @@ MAX_EXPECTED_DIGITS = 12
 _CLIENTS_WITH_PARENTS = frozenset(alias.client for alias in ALIASES if alias.field is AliasField.PARENT)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Identity:
+class Identity(msgspec.Struct, frozen=True, kw_only=True):
     """The ids and hints of one call."""
 
     session: str | None
@@ -72,8 +73,8 @@ class Identity:
     owner: str | None = None
     """The client that must own the program, where identity is strict."""
 
-    aliases: ResolvedAliases = field(compare=False, repr=False)
-    transcript: Transcript | None = field(default=None, compare=False, repr=False)
+    aliases: ResolvedAliases
+    transcript: Transcript | None = None
     """Its transcript, where that identifies the program."""
 
     def scoped_to(self, tenant: Tenant) -> Identity:

@@ -17,7 +17,8 @@ import hashlib
 import hmac
 import secrets
 from collections.abc import Mapping
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from autellix_backend.gateway.errors import SessionTokenError
 from autellix_backend.gateway.identity.aliases import FOREIGN_TOKEN
