@@ -15,6 +15,7 @@ from typing import Any
 from rich.table import Table
 
 from autellix_lab.bench.metrics import METRICS, STATISTICS, ProgramOutcome, RunSummary, ratios
+from autellix_lab.workload.statistics import mean_of
 
 TITLES = {
     "token_latency_s": ("program token latency", "ms/token", 1000.0),
@@ -247,7 +248,7 @@ def draw_distribution(axis: Any, found: Mapping[str, Sequence[ProgramOutcome]], 
         known = [value for outcome in outcomes if (value := METRICS[name](outcome)) is not None]
         values = sorted(value * factor for value in known)
         shares = [(index + 1) / len(values) for index in range(len(values))]
-        mean = _mean(values) if values else math.nan
+        mean = mean_of(values) if values else math.nan
         axis.step(values, shares, where="post", label=f"{label}, mean {format_number(mean)}")
     axis.set_xscale("log")
     axis.set_xlabel(f"{title} ({unit})")
@@ -277,10 +278,6 @@ def _medians(rounds: Sequence[Mapping[str, Mapping[str, float]]]) -> dict[str, d
         for name in TITLES
         if rounds and all(name in found for found in rounds)
     }
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
 
 
 def format_number(value: float) -> str:

@@ -24,10 +24,15 @@ class Interval:
     """Infinite for a single run."""
 
 
+def mean_of(values: Sequence[float]) -> float:
+    """Return the mean of at least one value."""
+    return sum(values) / len(values)
+
+
 def confidence_interval(values: Sequence[float]) -> Interval:
     """Return the mean of at least one value with Student's 95 % interval."""
     count = len(values)
-    mean = sum(values) / count
+    mean = mean_of(values)
     if count == 1:
         return Interval(mean, math.inf)
     variance = sum((value - mean) ** 2 for value in values) / (count - 1)
@@ -39,7 +44,7 @@ def statistics_of(values: Sequence[float]) -> dict[str, float]:
     """Return mean, p50, p95 and p99 of at least one value."""
     ordered = sorted(values)
     return {
-        "mean": sum(ordered) / len(ordered),
+        "mean": mean_of(ordered),
         "p50": percentile(ordered, 0.50),
         "p95": percentile(ordered, 0.95),
         "p99": percentile(ordered, 0.99),

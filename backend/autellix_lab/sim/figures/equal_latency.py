@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from autellix_lab.sim.experiment import SweepResult
-from autellix_lab.workload.statistics import Interval, confidence_interval
+from autellix_lab.workload.statistics import Interval, confidence_interval, mean_of
 
 Curve = Sequence[tuple[float, float]]
 """Points (rate, latency) in order of rate."""
@@ -47,7 +47,7 @@ def curve(result: SweepResult, case: str, metric: str) -> list[tuple[float, floa
     found = []
     for load in result.loads:
         points = [point for point in result.points if (point.case, point.load) == (case, load)]
-        found.append((_mean([p.rate_per_s for p in points]), _mean([p.metrics[metric] for p in points])))
+        found.append((mean_of([p.rate_per_s for p in points]), mean_of([p.metrics[metric] for p in points])))
     return found
 
 
@@ -98,7 +98,3 @@ def _common_levels(ours: Curve, base: Curve) -> list[float]:
     if high <= low:
         return []
     return [low + (high - low) * step / LEVELS for step in range(LEVELS + 1)]
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
