@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import itertools
 import re
 import shlex
 import types
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -67,24 +68,28 @@ class Section:
     section: ClassVar[str]
 
     def __post_init__(self) -> None:
-        for name, rule in rules_of(type(self)).items():
+        declaration: Any = type(self)
+        for name, rule in rules_of(declaration).items():
             value = getattr(self, name)
             for item in value if isinstance(value, tuple) else () if value is None else (value,):
                 rule.check(f"{self.section}.{name}", item)
 
 
-def types_of(section: type[Any]) -> dict[str, Any]:
+@functools.cache
+def types_of(section: type[Any]) -> Mapping[str, Any]:
     """Return the types of a section's settings, without their rules."""
     return {name: hint for name, hint in typing.get_type_hints(section).items() if name != "section"}
 
 
-def rules_of(section: type[Any]) -> dict[str, Rule]:
+@functools.cache
+def rules_of(section: type[Any]) -> Mapping[str, Rule]:
     """Return the rules of a section's settings, where they have one."""
     hints = typing.get_type_hints(section, include_extras=True)
     return {name: rule for name, hint in hints.items() if (rule := _rule_in(hint)) is not None}
 
 
-def texts_of(section: type[Any]) -> dict[str, str]:
+@functools.cache
+def texts_of(section: type[Any]) -> Mapping[str, str]:
     """Return the meanings of a section's settings, in Markdown: the docstrings of its fields."""
     tree = ast.parse(inspect.getsource(section)).body[0]
     assert isinstance(tree, ast.ClassDef)
