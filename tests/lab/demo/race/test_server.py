@@ -14,13 +14,14 @@ from autellix_lab.demo.race.race import Race
 from autellix_lab.demo.race.server import served
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def race() -> Race:
     return Race(("fcfs", "boost"))
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def url(race: Race) -> Iterator[str]:
+    # Shared, for a server takes half a second to end.
     with served(race) as found:
         yield found
 
