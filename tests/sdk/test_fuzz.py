@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 SEED = 20
 ROUNDS = 150
-BASE_URL = "http://gateway.test:1/v1"
+BASE_URL = "http://127.0.0.1:1/v1"
+"""Nobody listens there, and no name is looked up: programs' ends are refused at once."""
 ANSWER = {"id": "1", "object": "chat.completion", "created": 1, "model": "m", "choices": []}
 WORDS = ["", " ", "a", "b ", "\t", "\n", "\r\nX-Other: 1", "ü", "🜂", "\ud800", "\x00", "%", "%C3", "x" * 255]
 
