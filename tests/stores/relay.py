@@ -15,6 +15,7 @@ class Relay:
         self._server_port = server_port
         self._is_cut = False
         self._is_deaf = False
+        self._loses_answers = False
         self._writers: set[asyncio.StreamWriter] = set()
         self.url = ""
 
@@ -28,9 +29,13 @@ class Relay:
         """Go on passing what clients send, and nothing of what they are answered."""
         self._is_deaf = True
 
+    def lose_answers(self) -> None:
+        """Go on passing what clients send, and break a connection at its next answer."""
+        self._loses_answers = True
+
     def mend(self) -> None:
         """Work again."""
-        self._is_cut = self._is_deaf = False
+        self._is_cut = self._is_deaf = self._loses_answers = False
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Pass the bytes of one connection."""
@@ -54,7 +59,9 @@ class Relay:
     ) -> None:
         with contextlib.suppress(OSError):
             while data := await source.read(65536):
-                if not (is_answer and self._is_deaf):
+                if is_answer and self._loses_answers:
+                    target.transport.abort()
+                elif not (is_answer and self._is_deaf):
                     target.write(data)
         target.close()
 

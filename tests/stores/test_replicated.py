@@ -133,15 +133,15 @@ def test_a_call_waits_for_a_silent_table_once_and_not_for_long(shared: Table, pa
 @pytest.mark.parametrize("when", ["begin", "settle"])
 def test_a_call_whose_answer_got_lost_counts_once(shared: Table, pair: Pair, when: str) -> None:
     async def main() -> None:
-        async with pair(timeout_s=SHORT_S) as (far, near, relay):
+        async with pair() as (far, near, relay):
             await far.begin(start("first"), 0.0)
             # A script that the server does not know yet would need a second message.
             await far.begin(start("other", "other"), 0.0)
             await far.settle(end("other", 1.0, program="other", is_final=True), 0.0)
             if when == "begin":
-                relay.deafen()
+                relay.lose_answers()
             await far.begin(start("a"), 0.0)
-            relay.deafen()
+            relay.lose_answers()
             await far.settle(end("a", 3.0), 1.0)
             assert (await view_of(near)).service_s == (3.0 if when == "settle" else 0.0)
             relay.cut()
@@ -231,7 +231,7 @@ def test_an_end_on_both_sides_of_a_partition_is_published_once(shared: Table, pa
 @pytest.mark.parametrize("how", ["final", "deleted", "session"])
 def test_an_end_whose_answer_got_lost_is_published_once(shared: Table, pair: Pair, how: str) -> None:
     async def main() -> None:
-        async with pair(timeout_s=SHORT_S) as (far, near, relay):
+        async with pair() as (far, near, relay):
             ends: list[str] = []
             far.subscribe(lambda ended: ends.append(ended.program_id))
             await far.open_session("s", 0.0)
@@ -240,7 +240,7 @@ def test_an_end_whose_answer_got_lost_is_published_once(shared: Table, pair: Pai
             await far.begin(start("b", session="s"), 2.0)
             if how != "final":
                 await far.settle(end("b", 1.0), 3.0)
-            relay.deafen()
+            relay.lose_answers()
             if how == "final":
                 await far.settle(end("b", 1.0, is_final=True), 3.0)
             elif how == "deleted":
@@ -259,7 +259,7 @@ def test_an_end_whose_answer_got_lost_is_published_once(shared: Table, pair: Pai
 @pytest.mark.parametrize("how", ["silent", "idle"])
 def test_a_reaped_end_whose_answer_got_lost_is_published_once(shared: Table, pair: Pair, how: str) -> None:
     async def main() -> None:
-        async with pair(timeout_s=SHORT_S) as (far, near, relay):
+        async with pair() as (far, near, relay):
             ends: dict[str, list[str]] = {"far": [], "near": []}
             far.subscribe(lambda ended: ends["far"].append(ended.program_id))
             near.subscribe(lambda ended: ends["near"].append(ended.program_id))
@@ -271,7 +271,7 @@ def test_a_reaped_end_whose_answer_got_lost_is_published_once(shared: Table, pai
             # A script that the server does not know yet would need a second message.
             await far.reap(2.0)
             now = 3.0 + {"silent": SESSION_TTL_S, "idle": IDLE_S}[how]
-            relay.deafen()
+            relay.lose_answers()
             await far.reap(now)
             assert far.failure() is not None
             relay.cut()
