@@ -56,7 +56,6 @@ MAX_WAIT_RATIO = 2.0
 """The quiet tenant's p99 under attack stays below so many times its own alone, plus a slack: a busy machine
 stops every process for a while."""
 ALONE = "alone"
-ALONE_S = 3.0
 START_S = 60.0
 REST_S = 30.0
 ACTIVE_CALLS = re.compile(r'^autellix_stored{kind="active_calls"} (\S+)$', re.MULTILINE)
@@ -292,7 +291,7 @@ async def _attack(gateway: Gateway, quiet: Quiet, options: argparse.Namespace) -
         target = Target(gateway.url, KEYS["hostile"], client, random.Random(options.seed), options.workers)
         for _ in range(options.rounds):
             await _during(
-                attacked[ALONE], asyncio.sleep(max(ALONE_S, options.seconds)), target, gateway, quiet
+                attacked[ALONE], asyncio.sleep(max(options.alone, options.seconds)), target, gateway, quiet
             )
             base_bytes = base_bytes or gateway.memory_bytes()
             for name in options.only:
@@ -404,6 +403,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--rounds", type=int, default=10, help="how often all attacks are made")
     parser.add_argument("--seconds", type=float, default=0.0, help="how long each attack is made at least")
+    alone_help = "how long the quiet tenant works alone at least, in each round"
+    parser.add_argument("--alone", type=float, default=3.0, help=alone_help)
     parser.add_argument(
         "--idle-attacker",
         action="store_true",

@@ -31,7 +31,7 @@ import uvloop
 from prometheus_client.parser import text_string_to_metric_families
 from proxies import RunningEngine
 from soak_gateway import Stats
-from soak_programs import Ledger, SoakProgram
+from soak_programs import Ledger, Pace, SoakProgram
 
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.settings import GatewaySettings, Settings
@@ -57,6 +57,18 @@ MAX_LATE_SERIES = 8
 """Label series of outcomes that the first third of the calls did not have; a leak has one per program."""
 MAX_GROWTH_BYTES = 1024
 """Bytes per settled call that memory may grow by after that; a leaked call is several kilobytes."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Load:
+    """What the clients do."""
+
+    programs: int
+    """All at once."""
+    calls: int
+    """Of all programs together."""
+    think_s: float
+    patience_s: float
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -109,7 +121,7 @@ def complaints(before: Stats, warm: Stats, after: Stats, ledger: Ledger, growth_
     return found
 
 
-async def soak(programs: int, calls: int, think_s: float, idle_s: float, folder: Path) -> Report:
+async def soak(load: Load, idle_s: float, folder: Path) -> Report:
     """Run the soak in a gateway and an engine of their own processes."""
     settings = Settings(
         gateway=GatewaySettings(program_idle_s=idle_s, report_wait_s=ACCOUNT_WAIT_S),
@@ -122,13 +134,13 @@ async def soak(programs: int, calls: int, think_s: float, idle_s: float, folder:
         with _process(soak_gateway.serve, engine, settings) as gateway_end:
             url = f"http://127.0.0.1:{await _receive(gateway_end)}"
             before = await _ask(gateway_end, url)
-            samples = await _play(url, (programs, calls, think_s), ledger, gateway_end)
+            samples = await _play(url, load, ledger, gateway_end)
             after = await _rest(gateway_end, url, before, idle_s)
-    warm = next((stats for stats in samples if stats.settled >= WARM_SHARE * calls), samples[-1])
+    warm = next((stats for stats in samples if stats.settled >= WARM_SHARE * load.calls), samples[-1])
     slope = growth([(s.settled, s.memory_bytes) for s in samples if s.settled >= warm.settled])
     is_long = after.settled - warm.settled >= MIN_WINDOW_CALLS
     return Report(
-        programs=programs,
+        programs=load.programs,
         programs_at_once=ledger.most_alive,
         calls=sum(ledger.outcomes.values()),
         seconds=time.monotonic() - started_s,
@@ -142,16 +154,16 @@ async def soak(programs: int, calls: int, think_s: float, idle_s: float, folder:
     )
 
 
-async def _play(url: str, load: tuple[int, int, float], ledger: Ledger, gateway: Connection) -> list[Stats]:
+async def _play(url: str, load: Load, ledger: Ledger, gateway: Connection) -> list[Stats]:
     """Run all programs at once, and observe the gateway meanwhile."""
-    programs, calls, think_s = load
     samples: list[Stats] = []
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=2)
     async with aiohttp.ClientSession(connector=connector) as client:
-        shares = [calls // programs + (number < calls % programs) for number in range(programs)]
+        each, more = divmod(load.calls, load.programs)
+        pace = Pace(load.think_s, load.patience_s)
         work = [
-            asyncio.create_task(SoakProgram(client, url, number, share, think_s, ledger).run())
-            for number, share in enumerate(shares)
+            asyncio.create_task(SoakProgram(client, url, number, each + (number < more), pace, ledger).run())
+            for number in range(load.programs)
         ]
         while not all(task.done() for task in work):
             await asyncio.wait(work, timeout=SAMPLE_S)
@@ -232,10 +244,13 @@ def main() -> int:
     parser.add_argument("--think", type=float, default=10.0, help="mean pause between a program's steps, s")
     idle_help = "seconds after which an abandoned program goes; long against a program's pauses"
     parser.add_argument("--idle", type=float, default=30.0, help=idle_help)
+    patience_help = "seconds after which a client leaves a call that the engine never answers"
+    parser.add_argument("--patience", type=float, default=20.0, help=patience_help)
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args()
+    load = Load(options.programs, options.calls, options.think, options.patience)
     with tempfile.TemporaryDirectory() as folder:
-        report = asyncio.run(soak(options.programs, options.calls, options.think, options.idle, Path(folder)))
+        report = asyncio.run(soak(load, options.idle, Path(folder)))
     if options.json:
         print(json.dumps(dataclasses.asdict(report)))
     else:

@@ -17,12 +17,20 @@ PROGRAMS = "/autellix/v1/programs"
 IMPATIENT_SHARE = 0.05
 IMPATIENT_S = 0.3
 """The longest wait of an impatient client before it disconnects."""
-PATIENCE_S = 20.0
-"""The timeout of every client: the engine never answers some calls."""
 BRANCH_SHARE = 0.2
 MAX_TOKENS = 12
 ENDINGS = {"final": 0.25, "delete": 0.25, "delete twice": 0.1, "session": 0.2, "abandoned": 0.2}
 """Shares of the ways in which programs end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How fast programs go on."""
+
+    think_s: float
+    """The mean pause between a program's steps."""
+    patience_s: float
+    """The timeout of every call: the engine never answers some."""
 
 
 @dataclass(slots=True)
@@ -42,14 +50,14 @@ class SoakProgram:
     """One program of the soak."""
 
     def __init__(
-        self, client: aiohttp.ClientSession, url: str, number: int, calls: int, think_s: float, ledger: Ledger
+        self, client: aiohttp.ClientSession, url: str, number: int, calls: int, pace: Pace, ledger: Ledger
     ) -> None:
         self._client = client
         self._url = url
         self._random = random.Random(number)
         self._name = f"soak-{number}"
         self._calls = calls
-        self._think_s = think_s
+        self._pace = pace
         self._ledger = ledger
         self._ending = self._random.choices(tuple(ENDINGS), tuple(ENDINGS.values()))[0]
 
@@ -61,7 +69,7 @@ class SoakProgram:
             await self._control("POST", SESSIONS, {"session_id": self._name}, (200, 201))
         made = 0
         while made < self._calls:
-            await asyncio.sleep(self._random.expovariate(1 / self._think_s))
+            await asyncio.sleep(self._random.expovariate(1 / self._pace.think_s))
             if self._ending == "session":
                 # A pause may outlast the session; then it is lost, and the program with it.
                 await self._control("POST", f"{SESSIONS}/{self._name}/heartbeat", None, (200, 404))
@@ -76,7 +84,7 @@ class SoakProgram:
     async def _call(self, thread: int, *, is_last: bool) -> None:
         is_stream = self._random.random() < 0.5
         is_impatient = self._random.random() < IMPATIENT_SHARE
-        patience_s = self._random.uniform(0, IMPATIENT_S) if is_impatient else PATIENCE_S
+        patience_s = self._random.uniform(0, IMPATIENT_S) if is_impatient else self._pace.patience_s
         body = {
             "model": "fake",
             "messages": [{"role": "user", "content": "how long is the queue today"}],

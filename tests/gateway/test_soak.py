@@ -35,7 +35,7 @@ def ledger(soak: Any, **outcomes: int) -> Any:
 def test_the_gateway_keeps_nothing_of_programs_that_fail_leave_and_end_in_every_way() -> None:
     command = [sys.executable, str(BENCHMARKS / "soak.py"), "--programs", "256", "--calls", "1200"]
     run = subprocess.run(
-        [*command, "--think", "0.5", "--idle", "6", "--json"],
+        [*command, "--think", "0.2", "--idle", "3", "--patience", "4", "--json"],
         capture_output=True,
         text=True,
         timeout=300,
