@@ -31,7 +31,7 @@ settings.load_profile("autellix")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put tests that share an engine side by side."""
+    """Put tests that share an engine side by side, and long ones first."""
     put_in_order(items)
 
 

@@ -1,4 +1,6 @@
-"""Which tests share a real engine: one worker runs them all, for an engine takes most of a minute to start.
+"""The order of the tests, and which share a real engine.
+
+One worker runs all that share one, for an engine takes most of a minute to start.
 
 xdist's own groups do nothing with pytest 9.2, which keeps a test's id where xdist does not write it.
 """
@@ -30,6 +32,22 @@ GROUPS = {
 }
 """The group of each file; where tests share an engine, it has the name of their fixture."""
 
+LONG = (
+    "tests/drills/test_drills.py",
+    "tests/kernels/test_cuda_stand_in.py",
+    "tests/gateway/test_redteam.py::test_the_quiet_tenant",
+    "tests/gateway/test_soak.py::test_the_gateway_keeps_nothing",
+    "tests/kernels/test_gpu_benchmark.py",
+    "tests/kernels/test_sanitizers.py",
+    "tests/kernels/test_planted_faults.py",
+    "tests/sdk/test_stress.py",
+    # One worker for both: the libraries that make the model take seconds to import.
+    "tests/lab/demo/test_model.py",
+    "tests/cli/test_main.py::test_demo_model_prints",
+    "tests/cli/test_workers.py",
+)
+"""Tests that start first: at the end of the run they would leave the other workers idle."""
+
 
 class EngineGroups(LoadScopeScheduling):
     """Hands out the tests of a group together, and other tests by their file."""
@@ -40,15 +58,19 @@ class EngineGroups(LoadScopeScheduling):
 
 
 def put_in_order(items: list[pytest.Item]) -> None:
-    """Sort tests by their group, as the groups are listed; all others come last.
+    """Sort tests by their group, as the groups are listed; then come the long ones, then all others.
 
     Raises:
         UsageError: a test shares an engine, and its file is not in that engine's group.
     """
     for item in items:
         check_group(item.nodeid.partition("::")[0], getattr(item, "fixturenames", ()))
-    places = {path: place for place, path in enumerate(GROUPS)}
-    items.sort(key=lambda item: places.get(item.nodeid.partition("::")[0], len(places)))
+    items.sort(key=lambda item: _place(item.nodeid))
+
+
+def _place(nodeid: str) -> int:
+    in_order = (*GROUPS, *LONG)
+    return next((at for at, start in enumerate(in_order) if nodeid.startswith(start)), len(in_order))
 
 
 def check_group(path: str, fixtures: Sequence[str]) -> None:
