@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 from pathlib import Path
 from types import ModuleType
@@ -23,12 +24,21 @@ def tree(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_compiler_makes_a_library_once(builder: ModuleType, tree: Path) -> None:
-    """Without nvcc `auto` makes the CPU library once; one that its sources no longer make goes."""
+@pytest.fixture
+def hasty_cxx(builder: ModuleType, tmp_path: Path) -> str:
+    """Return the C++ compiler, which does not optimize: that takes ten seconds."""
     cxx = builder.find_toolchain().cxx
     if cxx is None:
         pytest.skip("no C++ compiler")
-    tools = builder.Toolchain(cxx=cxx, nvcc=None)
+    script = tmp_path / "hasty-cxx"
+    script.write_text(f'#!/bin/sh\nexec {shlex.quote(cxx)} "$@" -O0\n')
+    script.chmod(0o755)
+    return str(script)
+
+
+def test_a_compiler_makes_a_library_once(builder: ModuleType, tree: Path, hasty_cxx: str) -> None:
+    """Without nvcc `auto` makes the CPU library once; one that its sources no longer make goes."""
+    tools = builder.Toolchain(cxx=hasty_cxx, nvcc=None)
     library = tree / builder.LIBRARY
     assert builder.build(tree, "auto", tools) == "cpu"
     assert SwapLibrary(library).has("cpu")
@@ -36,7 +46,8 @@ def test_a_compiler_makes_a_library_once(builder: ModuleType, tree: Path) -> Non
     made = library.stat()
     assert builder.build(tree, "auto", tools) == "cpu"
     assert library.stat() == made
-    (tree / "csrc" / "src" / "faults.hpp").write_text("#error no")
+    for source in (tree / "csrc" / "src").glob("*.cpp"):
+        source.write_text("#error no")
     assert builder.build(tree, "auto", tools) == "off"
     assert not library.exists()
 

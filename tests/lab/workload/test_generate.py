@@ -20,7 +20,7 @@ from autellix_lab.workload.generate import (
 )
 from autellix_lab.workload.trace_files import read_traces
 
-MANY = {"chat": 4000, "react": 4000, "tree": 1500, "map_reduce": 4000, "tools": 4000}
+MANY = {"chat": 4000, "react": 4000, "tree": 500, "map_reduce": 4000, "tools": 4000}
 
 
 @cache
