@@ -33,16 +33,10 @@ assert not BaseCallbackManager([]).handlers
 """
 
 
-@pytest.fixture(scope="session")
-def bytecode(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Where scripts keep compiled modules: importing the framework takes seconds without."""
-    return str(tmp_path_factory.mktemp("bytecode"))
-
-
 @pytest.fixture
-def run_script(bytecode: str) -> Callable[..., None]:
-    """Run a program in a process of its own."""
-    cache = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": bytecode}
+def run_script() -> Callable[..., None]:
+    """Run a program in a process of its own, which keeps compiled modules: the framework has thousands."""
+    cache = {"PYTHONDONTWRITEBYTECODE": ""}
 
     def run(script: str, **environment: str) -> None:
         done = subprocess.run(
