@@ -6,10 +6,9 @@ import asyncio
 import itertools
 import re
 from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote
 
-import anthropic
 import openai
 import pydantic
 import pytest
@@ -17,6 +16,9 @@ from tests.serving import serving_thread
 
 from autellix_backend.gateway.app import create_app
 from autellix_backend.settings import GatewaySettings, Settings
+
+if TYPE_CHECKING:
+    import anthropic
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
@@ -203,6 +205,9 @@ def openai_client(url: str, model: str) -> openai.OpenAI:
 
 
 def anthropic_client(url: str, model: str) -> anthropic.Anthropic:
+    # Here, for it takes seconds to import.
+    import anthropic
+
     return anthropic.Anthropic(base_url=url, api_key="k", max_retries=0, http_client=naming(anthropic, model))
 
 
@@ -283,6 +288,8 @@ def test_the_anthropic_client_gets_the_same(urls: tuple[str, str], model: str, c
 
 @pytest.mark.parametrize("case", ANTHROPIC_ERRORS)
 def test_the_anthropic_client_gets_the_same_error(urls: tuple[str, str], model: str, case: str) -> None:
+    import anthropic
+
     status, call = ANTHROPIC_ERRORS[case]
     direct, through = (refusal(call, anthropic_client(url, model), anthropic.APIStatusError) for url in urls)
     assert through == direct

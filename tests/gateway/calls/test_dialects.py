@@ -7,7 +7,6 @@ import json
 from typing import Any
 
 import aiohttp
-import anthropic
 import openai
 import pytest
 from tests.stores.tables import all_programs
@@ -147,6 +146,9 @@ async def test_a_path_with_dot_segments_is_refused(serve: Any, path: str) -> Non
 
 
 async def test_the_official_anthropic_client_is_served(serve: Any) -> None:
+    # Here, for it takes seconds to import.
+    import anthropic
+
     hello: dict[str, Any] = {"model": "m", **BODIES["/v1/messages"]}
 
     async with (

@@ -7,7 +7,6 @@ import contextlib
 import threading
 from typing import TYPE_CHECKING, Any
 
-import anthropic
 import httpx
 import openai
 import pydantic
@@ -107,6 +106,9 @@ def test_cancelled_call_leaves_nothing_behind(client: openai.OpenAI, backend: Re
 
 
 def test_anthropic_client_is_annotated(client: openai.OpenAI, backend: Recording) -> None:
+    # Here, for it takes seconds to import.
+    import anthropic
+
     async def main() -> None:
         url = f"http://127.0.0.1:{backend.port}"
         async with anthropic.AsyncAnthropic(base_url=url, api_key="key") as asynchronous:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
-import anthropic
 import openai
 import pytest
 from tests.waiting import PATIENCE_S, wait_until
@@ -84,6 +83,9 @@ def test_key_of_azure_registers(configured: Recording) -> None:
 
 
 def test_key_of_anthropic_registers(configured: Recording) -> None:
+    # Here, for it takes seconds to import.
+    import anthropic
+
     base_url = configured.url.removesuffix("/v1")
     with anthropic.Anthropic(base_url=base_url, api_key="anthropics") as client:
         client.messages.create(model="m", max_tokens=1, messages=[{"role": "user", "content": "x"}])
