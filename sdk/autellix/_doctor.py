@@ -10,7 +10,7 @@ from autellix import _environment
 from autellix._ids import ids
 from autellix._instrument.switch import INSTRUMENTORS
 from autellix._sessions.backends import Backend, key_headers
-from autellix._sessions.exchange import exchange
+from autellix._sessions.exchange import close_connections, exchange
 from autellix._sessions.session import Registration
 from autellix_wire import SESSIONS_PATH
 from autellix_wire.sessions import InvalidBodyError, SessionStart, SessionStarted
@@ -51,7 +51,10 @@ def diagnose(base_url: str | None, api_key: str | None) -> tuple[list[str], int]
             lines.append(f"backend: {error}")
             code = FAILED
             continue
-        problem = _problem_at(origin, root, api_key)
+        try:
+            problem = _problem_at(origin, root, api_key)
+        finally:
+            close_connections()
         lines.append(f"backend {url.strip()}: {problem or 'answers, and starts sessions'}")
         code = FAILED if problem else code
     return lines + _libraries(), code
