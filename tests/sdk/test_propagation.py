@@ -383,7 +383,7 @@ def test_process_pool(agent: Agent, tmp_path: Path, method: str) -> None:
         "pool = ProcessPoolExecutor(2, mp_context=context); "
         "assert list(pool.map(ask, 'ab')) == ['a', 'b']; pool.shutdown()"
     )
-    run_processes(agent, tmp_path, method, branch, client="openai")
+    run_processes(agent, tmp_path, method, branch)
     agent.expect(FORK_JOIN)
     assert agent.thread_of("root") not in {agent.thread_of("a"), agent.thread_of("b")}
 
