@@ -372,6 +372,11 @@ int main(int argc, char **argv) {
   Cell beside{};
   for (const Cell &cell : plan)
     if (cell.page_bytes == 32 << 10 && cell.bytes() <= MOST_CHECKED_BYTES) beside = cell;
-  if (beside.blocks > 0) time_beside(bench, beside, std::max<uint64_t>(1, 40 * static_cast<uint64_t>(rounds)));
+#ifdef AX_STAND_IN
+  const uint64_t launches = 2;  // each takes a tenth of a second of the processor
+#else
+  const uint64_t launches = std::max<uint64_t>(1, 40 * static_cast<uint64_t>(rounds));
+#endif
+  if (beside.blocks > 0) time_beside(bench, beside, launches);
   return 0;
 }
