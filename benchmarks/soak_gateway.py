@@ -5,21 +5,20 @@ from __future__ import annotations
 import asyncio
 import gc
 import resource
+import socket
 from collections import Counter
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import cast
 
-import uvicorn
 import uvloop
 from proxies import RunningEngine
 
+from autellix_backend.cli.server import BACKLOG, GatewayServer
 from autellix_backend.core.policies import make_policy
 from autellix_backend.gateway.app import create_app
 from autellix_backend.gateway.heap import settle_heap
-from autellix_backend.gateway.http.connections import ConnectionTable, connection_limit
-from autellix_backend.gateway.http.protocol import KEEP_ALIVE_S, bounded_protocol
+from autellix_backend.gateway.http.connections import connection_limit
 from autellix_backend.gateway.http.sessions import SESSION_TTL_S
 from autellix_backend.settings import Settings
 from autellix_backend.stores.base import CallEnd, CallStart, Inherited
@@ -80,33 +79,24 @@ def serve(engine: RunningEngine, settings: Settings, requests: Connection) -> No
     """Run the gateway in this process; report its port, then Stats for everything that arrives."""
     store = LedgerStore(settings)
     app = create_app(settings, engine, store=store)
-    protocol = cast(type[asyncio.Protocol], bounded_protocol(ConnectionTable(connection_limit())))
-    config = uvicorn.Config(
-        app,
-        port=0,
-        http=protocol,
-        ws="none",
-        access_log=False,
-        log_config=None,
-        timeout_keep_alive=KEEP_ALIVE_S,
-    )
-    server = uvicorn.Server(config)
+    is_ready = asyncio.Event()
+    server = GatewayServer(app, settings.gateway, connection_limit(), is_ready.set)
 
     async def run() -> None:
-        serving = asyncio.create_task(server.serve())
-        while not server.started:  # noqa: ASYNC110 - uvicorn offers no event
-            await asyncio.sleep(0.01)
-        settle_heap()
-        requests.send(server.servers[0].sockets[0].getsockname()[1])
-        while True:
-            try:
-                await asyncio.to_thread(requests.recv)
-            except EOFError:
-                break
-            requests.send(await _stats(store))
-        server.should_exit = True
-        app.state.watches.release()
-        await serving
+        with socket.create_server(("127.0.0.1", 0), backlog=BACKLOG) as listener:
+            serving = asyncio.create_task(server.serve(sockets=[listener]))
+            await is_ready.wait()
+            settle_heap()
+            requests.send(listener.getsockname()[1])
+            while True:
+                try:
+                    await asyncio.to_thread(requests.recv)
+                except EOFError:
+                    break
+                requests.send(await _stats(store))
+            server.should_exit = True
+            app.state.watches.release()
+            await serving
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(run())
