@@ -53,8 +53,8 @@ LOST = "lost"
 """The outcome of a call whose gateway is gone."""
 MAX_REAPED = 32
 """The most entries of a kind that one script removes, at 80 µs each: Redis does nothing else meanwhile."""
-MAX_VIEWS = 100
-"""The most programs that one script reads."""
+MAX_VIEWS = 25
+"""The most programs that one script reads; the gateway parses its answer, 2,000 values, in one piece."""
 MAX_NAMES = 500
 """The most names that one script passes on its way through the list of programs."""
 MAX_PASSES = 20
@@ -364,11 +364,13 @@ class RedisStore:
     async def _views(self, program_ids: Sequence[str], *, has_calls: bool) -> list[ProgramView]:
         history = "with" if has_calls else "without"
         records = await self._link.run("views", self._gateway, history, *program_ids)
-        return [
-            decode_view(program_id, record, self.clock.own, has_calls=has_calls)
-            for program_id, record in zip(program_ids, records, strict=True)
-            if record
-        ]
+        views: list[ProgramView] = []
+        pauses = Pauses()
+        for program_id, record in zip(program_ids, records, strict=True):
+            if record:
+                views.append(decode_view(program_id, record, self.clock.own, has_calls=has_calls))
+                await pauses.pause()
+        return views
 
 
 def _lost_end(key: bytes, program_id: bytes) -> CallEnd:
