@@ -13,12 +13,14 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import msgspec
 
 from autellix_backend.settings.base import SettingsError
 from autellix_backend.settings.secrets import is_http_url, without_password
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,11 @@ def matches(pattern: str, expected: str, shown: Callable[[Any], object] | None =
     return Rule(expected, lambda text: re.fullmatch(pattern, text) is not None, shown)
 
 
+def _read_once(read: Callable[[type[Any]], T]) -> Callable[[type[Any]], T]:
+    """Keep what is read of a section; mypy takes no class for an argument of `functools.cache`."""
+    return typing.cast(Callable[[type[Any]], T], functools.cache(read))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
     """A frozen group of settings that checks its rules when it is built."""
@@ -75,20 +82,20 @@ class Section:
                 rule.check(f"{self.section}.{name}", item)
 
 
-@functools.cache
+@_read_once
 def types_of(section: type[Any]) -> Mapping[str, Any]:
     """Return the types of a section's settings, without their rules."""
     return {name: hint for name, hint in typing.get_type_hints(section).items() if name != "section"}
 
 
-@functools.cache
+@_read_once
 def rules_of(section: type[Any]) -> Mapping[str, Rule]:
     """Return the rules of a section's settings, where they have one."""
     hints = typing.get_type_hints(section, include_extras=True)
     return {name: rule for name, hint in hints.items() if (rule := _rule_in(hint)) is not None}
 
 
-@functools.cache
+@_read_once
 def texts_of(section: type[Any]) -> Mapping[str, str]:
     """Return the meanings of a section's settings, in Markdown: the docstrings of its fields."""
     tree = ast.parse(inspect.getsource(section)).body[0]
