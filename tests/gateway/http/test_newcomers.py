@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -102,6 +103,22 @@ async def test_an_evicted_one_is_given_up_before_its_time() -> None:
             client.sendall(b"x")
             assert await heard.until(1) == [(newcomer, b"x")]
             silent.close()
+
+
+async def test_a_closed_one_that_a_child_has_too_is_nobody() -> None:
+    """Between its fork and exec a child has all sockets, and the epoll goes on to report them."""
+    heard = Heard()
+    silent = SilentNewcomers(heard.take)
+    with pairs(2) as ((client, evicted), (other, newcomer)):
+        childs = os.dup(evicted.connection.fileno())
+        silent.add(evicted)
+        silent.add(newcomer)
+        evicted.evict()
+        client.sendall(b"x")
+        other.sendall(b"y")
+        assert await heard.until(1) == [(newcomer, b"y")]
+        os.close(childs)
+        silent.close()
 
 
 async def test_closed_it_passes_on_what_was_sent_and_ends_the_rest() -> None:

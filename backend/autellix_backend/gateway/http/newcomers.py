@@ -93,7 +93,10 @@ class SilentNewcomers:
 
     def _look(self) -> None:
         for number, _ in self._epoll.poll(0, ROUND_NEWCOMERS):
-            newcomer, _ = self._silent[number]
+            newcomer, _ = self._silent.get(number, (None, 0.0))
+            if newcomer is None or newcomer.is_closed:
+                # The epoll keeps a closed socket while a child, between its fork and exec, has it too.
+                continue
             first = newcomer.first_bytes()
             if first is not None:
                 del self._silent[number]
