@@ -19,7 +19,8 @@ SESSION_TTL_S = 10.0
 
 
 def tell(*_: object) -> None:
-    os.write(sys.stdout.fileno(), f"tasks: {len(asyncio.all_tasks())}\n".encode())
+    # A signal may come between a line of the gateway's and its end.
+    os.write(sys.stdout.fileno(), f"\ntasks: {len(asyncio.all_tasks())}\n".encode())
 
 
 if __name__ == "__main__":
