@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -20,7 +21,9 @@ from tests.waiting import PATIENCE_S
 
 from autellix_backend.core.errors import UnknownCallError
 from autellix_backend.core.policies import make_policy
+from autellix_backend.stores import backlog
 from autellix_backend.stores.base import Counts, ProgramView
+from autellix_backend.stores.redis import RedisStore
 
 SHORT_S = 1.0
 
@@ -461,6 +464,48 @@ def test_an_emptied_table_is_restored(own_server: RedisServer, policy: str, expe
         assert (await view_of(one)).session_ids == ("s",)
         assert await other.heartbeat("s", 6.0) is True
         check(one)
+
+    table = Table("replicated", own_server.url)
+    table.run(main())
+
+
+def test_what_an_emptied_table_missed_is_sent_some_at_a_time(
+    own_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All at once, a busy gateway would have no answer in time, and stay without the table."""
+    monkeypatch.setattr(backlog, "MAX_UPLOADS", 4)
+    in_flight: Counter[str] = Counter()
+    most: Counter[str] = Counter()
+
+    def counted(name: str) -> None:
+        operation = getattr(RedisStore, name)
+
+        async def run(*arguments: Any) -> Any:
+            in_flight[name] += 1
+            most[name] = max(most[name], in_flight[name])
+            try:
+                return await operation(*arguments)
+            finally:
+                in_flight[name] -= 1
+
+        monkeypatch.setattr(RedisStore, name, run)
+
+    async def main() -> None:
+        store = await table.open()
+        for number in range(20):
+            await store.begin(start("k", f"p{number}"), 0.0)
+            await store.settle(end("k", 1.0, program=f"p{number}"), 0.0)
+            await store.end_program(f"p{number}", 0.0)
+        for number in range(20):
+            await store.open_session(f"s{number}", 0.0)
+        own_server.stop()
+        assert await store.heartbeat("s0", 1.0) is True
+        counted("merge_session")
+        counted("end_program")
+        own_server.start()
+        await returned(store, 2.0)
+        assert await store.counts() == Counts(programs=0, sessions=20, active_calls=0)
+        assert most == {"merge_session": 4, "end_program": 4}
 
     table = Table("replicated", own_server.url)
     table.run(main())

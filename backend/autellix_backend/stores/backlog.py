@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import secrets
 from collections.abc import Callable, Coroutine, Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
@@ -16,8 +17,9 @@ from autellix_backend.stores.local_copy import LocalCopy
 from autellix_backend.stores.redis import RedisStore
 
 MAX_UPLOADS = 64
-"""Deltas in flight at a time."""
+"""Deltas, heartbeats or ends in flight at a time."""
 
+T = TypeVar("T")
 Sums = dict[str, float] | None
 """A program's service and waiting, None if it is unknown here."""
 
@@ -139,25 +141,11 @@ class Backlog:
 
     async def replay(self) -> None:
         """Send heartbeats and ends until none is left, those included that occur meanwhile."""
+        shared, owner = self._shared, self._local.owner
         while self.beats or self._closed or self._ended:
-            await self._replay_round()
-
-    async def _replay_round(self) -> None:
-        beats, self.beats = self.beats, {}
-        closed, self._closed = self._closed, {}
-        ended, self._ended = self._ended, {}
-        try:
-            await _all(
-                self._shared.merge_session(name, beat, self._local.owner(name))
-                for name, beat in beats.items()
-            )
-            await _all(self._shared.close_session(name, 0.0) for name in closed)
-            await _all(self._shared.end_program(name, 0.0) for name in ended)
-        except StoreUnavailableError:
-            self.beats = {**beats, **self.beats}
-            self._closed = {**closed, **self._closed}
-            self._ended = {**ended, **self._ended}
-            raise
+            await _replay_some(self.beats, lambda name, beat: shared.merge_session(name, beat, owner(name)))
+            await _replay_some(self._closed, lambda name, _: shared.close_session(name, 0.0))
+            await _replay_some(self._ended, lambda name, _: shared.end_program(name, 0.0))
 
     async def upload(self, on_gone: Callable[[str], None]) -> None:
         """Have the table merge every delta, those included that arise meanwhile.
@@ -187,6 +175,22 @@ class Backlog:
         )
         if not is_there:
             on_gone(program_id)
+
+
+async def _replay_some(waiting: dict[str, T], send: Callable[[str, T], Coroutine[Any, Any, object]]) -> None:
+    """Send the first that wait; after an error they wait again, unless there is something newer.
+
+    All at once, none might be answered in time, at each attempt anew.
+    """
+    some = dict(itertools.islice(waiting.items(), MAX_UPLOADS))
+    for name in some:
+        del waiting[name]
+    try:
+        await _all(send(name, value) for name, value in some.items())
+    except StoreUnavailableError:
+        for name, value in some.items():
+            waiting.setdefault(name, value)
+        raise
 
 
 async def _all(work: Iterable[Coroutine[Any, Any, object]]) -> None:
