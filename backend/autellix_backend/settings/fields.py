@@ -75,8 +75,7 @@ class Section:
     section: ClassVar[str]
 
     def __post_init__(self) -> None:
-        declaration: Any = type(self)
-        for name, rule in rules_of(declaration).items():
+        for name, rule in rules_of(type(self)).items():
             value = getattr(self, name)
             for item in value if isinstance(value, tuple) else () if value is None else (value,):
                 rule.check(f"{self.section}.{name}", item)

@@ -42,7 +42,7 @@ def connected(
 
 def accept_at(
     listener: socket.socket,
-    make_protocol: Callable[[], asyncio.BaseProtocol],
+    make_protocol: Callable[[str], asyncio.BaseProtocol],
     *,
     table: ConnectionTable | None = None,
     is_shared: bool = False,
@@ -50,7 +50,7 @@ def accept_at(
     """Accept at a socket; owners are what the first bytes have before a colon."""
     return Acceptor(
         listener,
-        lambda _: make_protocol(),
+        make_protocol,
         Rounds(),
         table or ConnectionTable(MAX_CONNECTIONS),
         lambda first: first.decode().rpartition(":")[0],
@@ -68,6 +68,18 @@ class ScarceListener(socket.socket):
             number = self.errors.pop(0)
             raise OSError(number, os.strerror(number))
         return super().accept()
+
+
+class MadeProtocol(asyncio.Protocol):
+    """Sets an event when its connection is made, and closes it."""
+
+    def __init__(self, made: asyncio.Event) -> None:
+        self._made = made
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._made.set()
+        assert isinstance(transport, asyncio.Transport)
+        transport.close()
 
 
 @dataclass
@@ -95,10 +107,7 @@ def open_all(listener: socket.socket, count: int) -> Opened:
 
     async def play() -> None:
         nonlocal number
-        table = ConnectionTable(MAX_CONNECTIONS)
-        accepting = Acceptor(
-            listener, NotingProtocol, Rounds(), table, lambda first: first.decode().rpartition(":")[0]
-        )
+        accepting = accept_at(listener, NotingProtocol)
         async with asyncio.timeout(PATIENCE_S):
             while len(opened.addresses) < count:
                 number += 1
@@ -123,12 +132,18 @@ def test_a_round_accepts_several_connections_but_not_all(monkeypatch: pytest.Mon
     assert 1 < max(opened.rounds.values()) <= acceptor.ROUND_CONNECTIONS
 
 
-def test_a_connection_does_not_wait_for_all_of_another_address(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def accepts_all_and_opens_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Accept all connections in the first round, and open one of each owner in a round."""
     monkeypatch.setattr(rounds, "ROUND_S", 1e-9)
     monkeypatch.setattr(rounds, "SHARE", 0.0)
     monkeypatch.setattr(rounds, "RENEWAL_S", PATIENCE_S)
-    monkeypatch.setattr(acceptor, "ROUND_CONNECTIONS", 2 * CLIENTS)
+    monkeypatch.setattr(acceptor, "ROUND_CONNECTIONS", 4 * CLIENTS)
     monkeypatch.setattr(acceptor, "ACCEPT_S", PATIENCE_S)
+
+
+@pytest.mark.usefixtures("accepts_all_and_opens_few")
+def test_a_connection_does_not_wait_for_all_of_another_address() -> None:
     with (
         socket.create_server(("127.0.0.1", 0), backlog=2 * CLIENTS) as listener,
         connected(listener, CLIENTS),
@@ -138,15 +153,9 @@ def test_a_connection_does_not_wait_for_all_of_another_address(monkeypatch: pyte
     assert opened.addresses.index("127.0.0.2") <= 2
 
 
-def test_a_connection_does_not_wait_for_all_of_another_key_at_its_address(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.mark.usefixtures("accepts_all_and_opens_few")
+def test_a_connection_does_not_wait_for_all_of_another_key_at_its_address() -> None:
     """Behind one proxy all have one address."""
-    monkeypatch.setattr(rounds, "ROUND_S", 1e-9)
-    monkeypatch.setattr(rounds, "SHARE", 0.0)
-    monkeypatch.setattr(rounds, "RENEWAL_S", PATIENCE_S)
-    monkeypatch.setattr(acceptor, "ROUND_CONNECTIONS", 4 * CLIENTS)
-    monkeypatch.setattr(acceptor, "ACCEPT_S", PATIENCE_S)
     with (
         socket.create_server(("127.0.0.1", 0), backlog=4 * CLIENTS) as listener,
         connected(listener, CLIENTS, first=b"hostile:"),
@@ -158,16 +167,15 @@ def test_a_connection_does_not_wait_for_all_of_another_key_at_its_address(
     assert Counter(opened.owners) == {"hostile": CLIENTS, "127.0.0.1": CLIENTS, "quiet": 1}
 
 
-def test_silent_connections_delay_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rounds, "ROUND_S", 1e-9)
-    monkeypatch.setattr(rounds, "SHARE", 0.0)
+@pytest.mark.usefixtures("accepts_all_and_opens_few")
+def test_silent_connections_delay_no_other() -> None:
     with (
         socket.create_server(("127.0.0.1", 0), backlog=2 * CLIENTS) as listener,
         connected(listener, CLIENTS, first=b""),
-        connected(listener, 1),
+        connected(listener, 1, first=b"quiet:"),
     ):
         opened = open_all(listener, 1)
-    assert len(opened.addresses) == 1
+    assert opened.owners == ["quiet"]
 
 
 async def test_a_silent_connection_is_opened_when_it_sends() -> None:
@@ -180,7 +188,7 @@ async def test_a_silent_connection_is_opened_when_it_sends() -> None:
             has_all.set()
 
     with socket.create_server(("127.0.0.1", 0)) as listener, connected(listener, 1, first=b"") as (client,):
-        accepting = accept_at(listener, KeepingProtocol)
+        accepting = accept_at(listener, lambda _: KeepingProtocol())
         for _ in range(5):
             await asyncio.sleep(0)
         client.sendall(b"GET /")
@@ -193,13 +201,8 @@ async def test_a_silent_connection_is_opened_when_it_sends() -> None:
 async def test_a_silent_connection_leaves_for_a_newer_one() -> None:
     made = asyncio.Event()
 
-    class NotingProtocol(asyncio.Protocol):
-        def connection_made(self, transport: asyncio.BaseTransport) -> None:
-            made.set()
-            transport.close()
-
     with socket.create_server(("127.0.0.1", 0)) as listener, connected(listener, 1, first=b"") as (silent,):
-        accepting = accept_at(listener, NotingProtocol, table=ConnectionTable(1))
+        accepting = accept_at(listener, lambda _: MadeProtocol(made), table=ConnectionTable(1))
         for _ in range(5):
             await asyncio.sleep(0)
         with connected(listener, 1):
@@ -212,17 +215,12 @@ async def test_a_silent_connection_leaves_for_a_newer_one() -> None:
 async def test_with_no_room_a_connection_is_opened_to_be_refused() -> None:
     made = asyncio.Event()
 
-    class RefusingProtocol(asyncio.Protocol):
-        def connection_made(self, transport: asyncio.BaseTransport) -> None:
-            made.set()
-            transport.close()
-
     class FullTable(ConnectionTable):
         def add(self, connection: Evictable) -> bool:
             return False
 
     with socket.create_server(("127.0.0.1", 0)) as listener, connected(listener, 1, first=b""):
-        accepting = accept_at(listener, RefusingProtocol, table=FullTable(1))
+        accepting = accept_at(listener, lambda _: MadeProtocol(made), table=FullTable(1))
         async with asyncio.timeout(PATIENCE_S):
             await made.wait()
         accepting.close()
@@ -251,7 +249,7 @@ async def test_one_of_several_processes_leaves_connections_to_the_others() -> No
         listener.bind(("127.0.0.1", 0))
         listener.listen(CLIENTS)
         with connected(listener, CLIENTS):
-            accepting = accept_at(listener, asyncio.Protocol, is_shared=True)
+            accepting = accept_at(listener, lambda _: asyncio.Protocol(), is_shared=True)
             async with asyncio.timeout(PATIENCE_S):
                 while not listener.taken:  # noqa: ASYNC110 - a listener has no event
                     await asyncio.sleep(0)
@@ -266,18 +264,13 @@ async def test_it_goes_on_when_descriptors_are_free_again(
     monkeypatch.setattr(acceptor, "RETRY_S", 0.01)
     made = asyncio.Event()
 
-    class NotingProtocol(asyncio.Protocol):
-        def connection_made(self, transport: asyncio.BaseTransport) -> None:
-            made.set()
-            transport.close()
-
     listener = ScarceListener()
     listener.errors = [errno.ECONNABORTED, errno.EMFILE]
     with listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         with connected(listener, 1):
-            accepting = accept_at(listener, NotingProtocol)
+            accepting = accept_at(listener, lambda _: MadeProtocol(made))
             async with asyncio.timeout(PATIENCE_S):
                 await made.wait()
             accepting.close()
@@ -302,7 +295,7 @@ async def test_the_system_keeps_little_of_an_answer_that_is_not_read() -> None:
     listener = socket.create_server(("127.0.0.1", 0))
     with listener, socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        accepting = accept_at(listener, ChattyProtocol)
+        accepting = accept_at(listener, lambda _: ChattyProtocol())
         client.connect(listener.getsockname())
         client.sendall(b"GET ")
         async with asyncio.timeout(PATIENCE_S):
@@ -319,7 +312,7 @@ async def test_closed_it_accepts_none_even_while_it_pauses(monkeypatch: pytest.M
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         with connected(listener, 1):
-            accepting = accept_at(listener, asyncio.Protocol)
+            accepting = accept_at(listener, lambda _: asyncio.Protocol())
             async with asyncio.timeout(PATIENCE_S):
                 while listener.errors:  # noqa: ASYNC110 - a listener has no event
                     await asyncio.sleep(0)

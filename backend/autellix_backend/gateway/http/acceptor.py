@@ -127,12 +127,12 @@ class Acceptor:
             self._drop(newcomer)
 
     def _open(self, newcomer: Newcomer, owner: str) -> None:
-        self._table.remove(newcomer)
         if newcomer.is_closed:
             return
         if _has_left(newcomer.connection):
-            newcomer.evict()
+            self._drop(newcomer)
             return
+        self._table.remove(newcomer)
         self._rounds.charge(FOLLOW_UP_S)
         task = self._loop.create_task(self._connect(newcomer.connection, owner))
         self._opening.add(task)
