@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
 from redis.asyncio import Redis
 from tests.redis_server import RedisServer
-from tests.stores.tables import LEASE_S, SESSION_TTL_S, TIMEOUT_S, Table, all_programs, check, end, start
+from tests.stores.tables import LEASE_S, SESSION_TTL_S, Table, all_programs, check, end, start
 
 from autellix_backend.core.errors import UnknownCallError
 from autellix_backend.core.estimate import LEAST_PROGRAMS
-from autellix_backend.stores.base import Counts, ProgramEnd, Reaped, StoreUnavailableError
+from autellix_backend.stores.base import Counts, ProgramEnd, Reaped
 from autellix_backend.stores.redis import MAX_NAMES, MAX_REAPED
-from autellix_backend.stores.redis_link import NotMemberError, RedisLink
+from autellix_backend.stores.redis_link import NotMemberError
 from autellix_backend.stores.table_clock import TableClock
 
 
@@ -146,37 +145,6 @@ def test_scripts_that_the_server_lost_are_sent_again(shared: Table, redis_server
         assert (await store.program("p")).finished_calls == 1
 
     shared.run(main())
-
-
-async def answers_now(link: RedisLink) -> bool:
-    try:
-        return float(await link.run("time")) > 0
-    except StoreUnavailableError:
-        return False
-
-
-def test_a_silent_server_is_an_error_in_bounded_time(redis_program: str, tmp_path: Path) -> None:
-    async def main() -> None:
-        link = RedisLink(server.url, key_prefix="x", timeout_s=1.0)
-        async with asyncio.timeout(TIMEOUT_S):
-            while not await answers_now(link):
-                pass
-        server.freeze()
-        async with asyncio.timeout(TIMEOUT_S):
-            answers = await asyncio.gather(*(link.run("time") for _ in range(5)), return_exceptions=True)
-        assert {type(answer) for answer in answers} == {StoreUnavailableError}
-        server.thaw()
-        async with asyncio.timeout(TIMEOUT_S):
-            while not await answers_now(link):
-                pass
-        await link.close()
-
-    server = RedisServer(redis_program, tmp_path)
-    server.start()
-    try:
-        asyncio.run(main())
-    finally:
-        server.stop()
 
 
 def test_times_of_another_clock_are_converted(shared: Table) -> None:
