@@ -25,8 +25,8 @@ def test_the_address_decides() -> None:
 
 
 def test_a_missing_client_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("autellix_backend.stores.redis", "autellix_backend.stores.redis_link"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
+    for name in ("redis", "redis_link", "redis_address"):
+        monkeypatch.delitem(sys.modules, f"autellix_backend.stores.{name}", raising=False)
     monkeypatch.setitem(sys.modules, "redis.asyncio", None)
     with pytest.raises(SettingsError, match=r"store.url.*pip install 'autellix\[redis\]'"):
         made("redis://localhost/0")

@@ -148,8 +148,7 @@ async def test_a_connection_that_ended_meanwhile_is_replaced(data: bytes) -> Non
         else:
             server.hang_up()
         assert link._pipeline is not None
-        assert link._pipeline._reader is not None
-        await asyncio.wait((link._pipeline._reader,))
+        await link._pipeline.closed()
         again = asyncio.create_task(run(link, "again"))
         await server.arrived("again")
         server.answer(b"+two\r\n")

@@ -1,32 +1,34 @@
 """One gateway's connection to Redis, which runs scripts within a bounded time.
 
 Scripts share one connection, and none waits for the answers of earlier ones. After any error the connection
-is dropped with everything pending; the next script opens another. A flood of connections makes the rounds of
-the event loop long, so there are few between a script and its answer.
+is dropped with everything pending; the next script opens another.
+
+A call waits for each round of the event loop between a script and its answer, and a flood of connections
+makes rounds long. So a script is written where it is run, and its answer is read where it is received:
+redis-py's connection and pipeline, with their streams, tasks and locks, take three times as many rounds.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from typing import Any
+from typing import Any, cast
 
-from redis.asyncio import ConnectionPool
-from redis.asyncio.connection import AbstractConnection
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
-from redis.exceptions import NoScriptError, RedisError, ResponseError
+import hiredis
 
 from autellix_backend.stores.base import StoreUnavailableError
+from autellix_backend.stores.redis_address import RedisAddress
 
 NOT_MEMBER = "NOTMEMBER"
-_SERVER_STATES = ("OOM", "READONLY", "MISCONF", "LOADING", "MASTERDOWN", "CLUSTERDOWN", "NOREPLICAS", "BUSY")
+UNKNOWN_SCRIPT = "NOSCRIPT"
+_SERVER_STATES = (
+    *("OOM", "READONLY", "MISCONF", "LOADING", "MASTERDOWN", "CLUSTERDOWN", "NOREPLICAS", "BUSY"),
+    *("NOAUTH", "NOPERM"),
+)
 OPEN_SCRIPTS = ("join", "leave", "time")
 """Scripts that run without a lease."""
 
@@ -63,8 +65,9 @@ class _ScriptRun:
     script: Script
     arguments: tuple[Argument, ...]
     answer: asyncio.Future[Any]
+    begun_s: float
     is_text_sent: bool = False
-    """Whether Redis is sent the script itself, since it does not know the hash."""
+    """Whether Redis was sent the script itself, since it does not know the hash."""
 
 
 class RedisLink:
@@ -74,17 +77,9 @@ class RedisLink:
         """Note the address; the first script connects, within the timeout of its answer."""
         self.url = url
         self.tag = "{" + key_prefix + "}"
+        self._address = RedisAddress(url)
         self._timeout_s = timeout_s
-        self._make_connection: Callable[[], AbstractConnection] = ConnectionPool.from_url(
-            url,
-            # A repeated command could count twice, and the timeout is elsewhere.
-            retry=Retry(NoBackoff(), 0),
-            socket_timeout=None,
-            socket_connect_timeout=timeout_s,
-            protocol=2,
-        ).make_connection
         self._pipeline: _Pipeline | None = None
-        self._endings: set[asyncio.Task[None]] = set()
 
     async def run(self, name: str, *arguments: Argument) -> Any:
         """Run a script and return its answer.
@@ -93,111 +88,147 @@ class RedisLink:
             StoreUnavailableError: if it does not answer in time; the script may have run all the same.
             NotMemberError: if the script refused, because the gateway has no lease.
         """
-        run = _ScriptRun(load_script(name), arguments, asyncio.get_running_loop().create_future())
+        loop = asyncio.get_running_loop()
+        run = _ScriptRun(load_script(name), arguments, loop.create_future(), loop.time())
         if self._pipeline is None or self._pipeline.is_over:
-            self._pipeline = _Pipeline(self._make_connection(), self.tag, self._endings)
+            self._pipeline = _Pipeline(self._address, self.tag, self._timeout_s)
         self._pipeline.add(run)
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                return await run.answer
-        except TimeoutError:
-            error = StoreUnavailableError(f"no answer within {self._timeout_s:g} s")
-            self.reset(error)
-            raise error from None
+        return await run.answer
 
     def reset(self, error: StoreUnavailableError) -> None:
         """Drop the connection; pending scripts raise this error."""
         if self._pipeline is not None:
             self._pipeline.end(error)
-            self._pipeline = None
 
     async def close(self) -> None:
         """Drop the connection and wait until it is closed."""
-        self.reset(StoreUnavailableError("the store is closed"))
-        await asyncio.gather(*self._endings)
+        if self._pipeline is not None:
+            self._pipeline.end(StoreUnavailableError("the store is closed"))
+            await self._pipeline.closed()
 
 
-class _Pipeline:
+class _Pipeline(asyncio.Protocol):
     """Scripts on their way over one connection; Redis answers in the order in which they were sent."""
 
-    def __init__(self, connection: AbstractConnection, tag: str, endings: set[asyncio.Task[None]]) -> None:
-        self._connection = connection
+    def __init__(self, address: RedisAddress, tag: str, timeout_s: float) -> None:
+        self._greeting = address.greeting
         self._tag = tag
-        self._endings = endings
+        self._timeout_s = timeout_s
         self.is_over = False
-        self._unsent: list[_ScriptRun] = []
-        self._unanswered: deque[_ScriptRun] = deque()
-        self._sender: asyncio.Task[None] | None = None
-        self._reader: asyncio.Task[None] | None = None
+        self._pending = deque[_ScriptRun]()
+        self._greetings_left = len(self._greeting)
+        """How many answers come before those to scripts."""
+        self._answers = hiredis.Reader()
+        self._transport: asyncio.Transport | None = None
+        self._deadline: asyncio.TimerHandle | None = None
+        self._connecting = asyncio.create_task(self._connect(address))
+        self._is_closed = asyncio.Event()
 
     def add(self, run: _ScriptRun) -> None:
-        """Send a script together with the others of this round of the event loop."""
-        self._unsent.append(run)
-        if self._sender is None:
-            self._sender = asyncio.create_task(self._send())
+        """Send a script, now or as soon as there is a connection.
+
+        What Redis does not read stays in memory, for no longer than the timeout.
+        """
+        self._pending.append(run)
+        if self._transport is not None:
+            self._transport.write(self._command(run))
+        if self._deadline is None:
+            self._check_deadline()
 
     def end(self, error: StoreUnavailableError) -> None:
-        """Close the connection; what is pending raises this error."""
+        """Drop the connection; what is pending raises this error."""
         if self.is_over:
             return
         self.is_over = True
-        for run in (*self._unsent, *self._unanswered):
+        for run in self._pending:
             _fail(run, error)
-        ending = asyncio.create_task(self._close())
-        self._endings.add(ending)
-        ending.add_done_callback(self._endings.discard)
+        self._pending.clear()
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._connecting.cancel()
+        if self._transport is not None:
+            self._transport.abort()
 
-    async def _send(self) -> None:
+    async def closed(self) -> None:
+        """Wait until the connection is closed, after its end."""
+        await asyncio.wait((self._connecting,))
+        if self._transport is not None:
+            await self._is_closed.wait()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Send what has waited for the connection."""
+        self._transport = cast(asyncio.Transport, transport)
+        if self.is_over:
+            self._transport.abort()
+            return
+        commands = [_packed(*command) for command in self._greeting]
+        commands += [self._command(run) for run in self._pending]
+        self._transport.writelines(commands)
+
+    def data_received(self, data: bytes) -> None:
+        """Give the answers to those that wait for them."""
         try:
-            if self._reader is None:
-                await self._connection.connect()  # type: ignore[no-untyped-call]
-                self._reader = asyncio.create_task(self._read())
-            while self._unsent:
-                runs, self._unsent = self._unsent, []
-                self._unanswered.extend(runs)
-                commands = self._connection.pack_commands([self._command(run) for run in runs])
-                await self._connection.send_packed_command(commands, check_health=False)
-            self._sender = None
-        except (RedisError, OSError) as error:
-            self.end(_unavailable(error))
+            self._answers.feed(data)
+            # An answer may end the connection.
+            while not self.is_over and (answer := self._answers.gets()) is not False:
+                self._on_answer(answer)
+        except hiredis.ProtocolError as error:
+            self.end(StoreUnavailableError(str(error)))
 
-    def _command(self, run: _ScriptRun) -> tuple[Argument, ...]:
+    def connection_lost(self, error: Exception | None) -> None:
+        """Fail what is pending."""
+        self._is_closed.set()
+        self.end(StoreUnavailableError(str(error or "the connection was closed")))
+
+    async def _connect(self, address: RedisAddress) -> None:
+        try:
+            await address.connect(self)
+        except OSError as error:
+            self.end(StoreUnavailableError(str(error) or type(error).__name__))
+
+    def _command(self, run: _ScriptRun) -> bytes:
         how = ("EVAL", run.script.text) if run.is_text_sent else ("EVALSHA", run.script.sha)
-        return (*how, 1, self._tag, *run.arguments)
+        return _packed(*how, 1, self._tag, *run.arguments)
 
-    async def _read(self) -> None:
-        try:
-            while True:
-                answer = await self._next_answer()
-                if not self._unanswered:
-                    raise ConnectionError("an answer to no script")
-                self._on_answer(self._unanswered.popleft(), answer)
-        except (RedisError, OSError) as error:
-            self.end(_unavailable(error))
+    def _check_deadline(self) -> None:
+        """Give up once the oldest script has waited too long; one timer serves all."""
+        self._deadline = None
+        if not self._pending:
+            return
+        loop = asyncio.get_running_loop()
+        deadline_s = self._pending[0].begun_s + self._timeout_s
+        if loop.time() < deadline_s:
+            self._deadline = loop.call_at(deadline_s, self._check_deadline)
+        else:
+            self.end(StoreUnavailableError(f"no answer within {self._timeout_s:g} s"))
 
-    async def _next_answer(self) -> Any:
-        try:
-            return await self._connection.read_response()
-        except ResponseError as refusal:
-            return refusal
+    def _on_answer(self, answer: Any) -> None:
+        is_refusal = isinstance(answer, hiredis.ReplyError)
+        if self._greetings_left:
+            self._greetings_left -= 1
+            if is_refusal:
+                self.end(StoreUnavailableError(str(answer)))
+        elif not self._pending:
+            self.end(StoreUnavailableError("an answer to no script"))
+        elif is_refusal:
+            self._on_refusal(self._pending.popleft(), str(answer))
+        else:
+            run = self._pending.popleft()
+            if not run.answer.done():
+                run.answer.set_result(answer)
 
-    def _on_answer(self, run: _ScriptRun, answer: Any) -> None:
-        if isinstance(answer, NoScriptError) and not run.is_text_sent:
+    def _on_refusal(self, run: _ScriptRun, text: str) -> None:
+        if text.startswith(UNKNOWN_SCRIPT) and not run.is_text_sent:
             # Redis was restarted, or its scripts were flushed; the text also loads the script.
             run.is_text_sent = True
             self.add(run)
-        elif isinstance(answer, ResponseError):
-            _fail(run, _translated(answer))
-        elif not run.answer.done():
-            run.answer.set_result(answer)
+        else:
+            _fail(run, _refusal(text))
 
-    async def _close(self) -> None:
-        tasks = [task for task in (self._sender, self._reader) if task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        with contextlib.suppress(RedisError, OSError):
-            await self._connection.disconnect()
+
+def _packed(*words: Argument) -> bytes:
+    # The library's own type takes a single word only.
+    return cast(bytes, hiredis.pack_command(cast(Any, words)))
 
 
 def _fail(run: _ScriptRun, error: StoreUnavailableError) -> None:
@@ -205,14 +236,9 @@ def _fail(run: _ScriptRun, error: StoreUnavailableError) -> None:
         run.answer.set_exception(error)
 
 
-def _unavailable(error: Exception) -> StoreUnavailableError:
-    return StoreUnavailableError(str(error) or type(error).__name__)
-
-
-def _translated(error: Exception) -> StoreUnavailableError:
-    text = str(error)
-    # Other errors of a server have classes of their own; these of its state may also arise inside a script.
-    if type(error) is ResponseError and not any(state in text for state in _SERVER_STATES):
+def _refusal(text: str) -> StoreUnavailableError:
+    # A server's state may also show inside a script.
+    if not any(state in text for state in _SERVER_STATES):
         if NOT_MEMBER in text:
             return NotMemberError(text)
         if "script" in text:
