@@ -1,0 +1,128 @@
+"""Addresses of Redis: passwords, databases, unix sockets and TLS."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import trustme
+from redis import Redis
+from tests.redis_server import RedisServer
+from tests.stores.tables import TIMEOUT_S
+
+from autellix_backend.stores.base import StoreUnavailableError
+from autellix_backend.stores.redis_link import RedisLink
+
+PASSWORD = "p@ss/word"
+QUOTED = "p%40ss%2Fword"
+
+
+@pytest.fixture
+def locked_server(redis_program: str, tmp_path: Path) -> Iterator[RedisServer]:
+    """Yield a server with a password and a unix socket."""
+    server = RedisServer(
+        redis_program, tmp_path, "--requirepass", PASSWORD, "--unixsocket", str(tmp_path / "redis.sock")
+    )
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+@contextlib.asynccontextmanager
+async def linked(url: str) -> AsyncIterator[RedisLink]:
+    link = RedisLink(url, key_prefix="x", timeout_s=TIMEOUT_S)
+    try:
+        yield link
+    finally:
+        await link.close()
+
+
+async def time_at(url: str) -> float:
+    async with linked(url) as link:
+        return float(await link.run("time"))
+
+
+@pytest.mark.parametrize("user", ["", "default"])
+async def test_a_password_opens_the_connection(locked_server: RedisServer, user: str) -> None:
+    assert await time_at(f"redis://{user}:{QUOTED}@127.0.0.1:{locked_server.port}") > 0
+
+
+@pytest.mark.parametrize("who", ["", ":wrong@", "nobody:wrong@"])
+async def test_a_wrong_password_is_an_error_that_does_not_show_it(
+    locked_server: RedisServer, who: str
+) -> None:
+    with pytest.raises(StoreUnavailableError, match=r"NOAUTH|WRONGPASS") as caught:
+        await time_at(f"redis://{who}127.0.0.1:{locked_server.port}")
+    assert "wrong" not in str(caught.value)
+
+
+async def test_a_database_is_its_own(locked_server: RedisServer) -> None:
+    url = f"redis://:{QUOTED}@127.0.0.1:{locked_server.port}"
+    async with linked(f"{url}/3") as link:
+        await link.run("join", "", "gateway", repr(1e12), "epoch")
+    with Redis.from_url(f"{url}/3") as there, Redis.from_url(url) as elsewhere:
+        assert there.dbsize() > 0
+        assert elsewhere.dbsize() == 0
+
+
+async def test_a_database_that_is_not_there_is_an_error(locked_server: RedisServer) -> None:
+    with pytest.raises(StoreUnavailableError, match="DB index is out of range"):
+        await time_at(f"redis://:{QUOTED}@127.0.0.1:{locked_server.port}/99")
+
+
+async def test_a_unix_socket(locked_server: RedisServer, tmp_path: Path) -> None:
+    assert await time_at(f"unix://:{QUOTED}@{tmp_path}/redis.sock") > 0
+
+
+async def test_an_address_where_nothing_is_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(StoreUnavailableError, match="No such file"):
+        await time_at(f"unix://{tmp_path}/none.sock")
+
+
+@pytest.fixture(scope="module")
+def authority() -> trustme.CA:
+    return trustme.CA()
+
+
+@contextlib.asynccontextmanager
+async def encrypted(authority: trustme.CA, server: RedisServer) -> AsyncIterator[str]:
+    """Yield the address of an encrypted line to a server."""
+
+    async def passed(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while data := await source.read(65536):
+                target.write(data)
+        target.close()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, back = await asyncio.open_connection("127.0.0.1", server.port)
+        await asyncio.gather(passed(reader, back), passed(there, writer))
+
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    authority.issue_cert("localhost").configure_cert(context)
+    line = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
+    try:
+        yield f"rediss://localhost:{line.sockets[0].getsockname()[1]}"
+    finally:
+        line.close()
+        await asyncio.sleep(0)
+
+
+async def test_a_trusted_server_answers(
+    authority: trustme.CA, redis_server: RedisServer, tmp_path: Path
+) -> None:
+    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    async with encrypted(authority, redis_server) as url:
+        assert await time_at(f"{url}?ssl_ca_certs={tmp_path}/ca.pem") > 0
+
+
+async def test_an_untrusted_server_gets_nothing(authority: trustme.CA, redis_server: RedisServer) -> None:
+    async with encrypted(authority, redis_server) as url:
+        with pytest.raises(StoreUnavailableError, match="certificate verify failed"):
+            await time_at(url)
