@@ -30,3 +30,18 @@ def test_a_missing_client_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "redis.asyncio", None)
     with pytest.raises(SettingsError, match=r"store.url.*pip install 'autellix\[redis\]'"):
         made("redis://localhost/0")
+
+
+@pytest.mark.parametrize(
+    ("url", "problem"),
+    [
+        ("redis://:se/cret@host/0", "a port or an option that is no number"),
+        ("redis://host:99999", "a port or an option that is no number"),
+        ("redis://host?no_such_option=1", "refuses.*no_such_option"),
+        ("rediss://host?ssl_cert_reqs=maybe", "refuses.*maybe"),
+    ],
+)
+def test_an_address_that_cannot_be_read_is_named_without_its_password(url: str, problem: str) -> None:
+    with pytest.raises(SettingsError, match=rf"store.url: has .*{problem}.*; expected redis://") as caught:
+        made(url)
+    assert "'se'" not in str(caught.value)

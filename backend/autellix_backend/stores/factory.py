@@ -14,6 +14,9 @@ from autellix_backend.stores.table_clock import TableClock
 LEASE_S = 15.0
 """How long a gateway may be silent before the others count its running calls as lost. It renews its lease
 once a second, and must keep it over a moment without processor time."""
+REDIS_URL = (
+    "redis://USER:PASSWORD@HOST:PORT/DB, rediss://… (TLS) or unix://…, with the password percent-encoded"
+)
 
 
 def make_store(
@@ -28,7 +31,7 @@ def make_store(
     `on_fallback` is called for each operation that the gateway's copy alone answers.
 
     Raises:
-        SettingsError: if the client of Redis is not installed.
+        SettingsError: if the client of Redis is not installed, or cannot read its address.
     """
     policy = make_policy(settings.scheduler.policy)
     store, program_idle_s = settings.store, settings.gateway.program_idle_s
@@ -42,9 +45,13 @@ def make_store(
         raise SettingsError(
             "store.url", f"needs a package that is missing ({error.name})", "pip install 'autellix[redis]'"
         ) from error
+    try:
+        link = RedisLink(store.url, key_prefix=store.key_prefix, timeout_s=store.timeout_ms / 1000)
+    except ValueError as error:
+        raise SettingsError("store.url", str(error), REDIS_URL) from error
     shared = RedisStore(
         policy,
-        RedisLink(store.url, key_prefix=store.key_prefix, timeout_s=store.timeout_ms / 1000),
+        link,
         program_idle_s=program_idle_s,
         session_ttl_s=session_ttl_s,
         lease_s=LEASE_S,

@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 from redis.asyncio import ConnectionPool, SSLConnection, UnixDomainSocketConnection
+from redis.exceptions import RedisError
 
 
 class RedisAddress:
@@ -15,10 +16,16 @@ class RedisAddress:
         """Read a URL; redis-py knows its parts and the options of TLS.
 
         Raises:
-            ValueError: if it is none of a Redis.
+            ValueError: if it cannot be read.
         """
-        pool: Any = ConnectionPool.from_url(url)
-        self._parts = pool.make_connection()
+        try:
+            pool: Any = ConnectionPool.from_url(url)
+            self._parts = pool.make_connection()
+        except (TypeError, RedisError) as error:
+            raise ValueError(f"has an option that redis-py refuses: {error}") from error
+        except ValueError:
+            # Its words may show a password that is not percent-encoded.
+            raise ValueError("has a port or an option that is no number") from None
 
     @property
     def greeting(self) -> list[tuple[str, ...]]:
