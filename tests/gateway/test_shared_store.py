@@ -103,7 +103,8 @@ def test_new_gateways_tell_a_new_engine_how_sizes_spread(redis_program: str, tmp
     async def main() -> None:
         before = FakeEngine(FakeBehaviour())
         async with gateways(server.url, before) as (client, *urls):
-            for number in range(LEAST_PROGRAMS + 1):
+            # No more than a spread needs: where it is known, the gateway knows all of them.
+            for number in range(LEAST_PROGRAMS):
                 headers = {"X-Autellix-Program-ID": f"p{number}", "X-Autellix-Final": "true"}
                 content = "word " * (1 + 99 * (number % 3))
                 body = {"model": "m", "messages": [{"role": "user", "content": content}]}
