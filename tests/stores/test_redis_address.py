@@ -80,9 +80,13 @@ async def test_a_unix_socket(locked_server: RedisServer, tmp_path: Path) -> None
     assert await time_at(f"unix://:{QUOTED}@{tmp_path}/redis.sock") > 0
 
 
-async def test_an_address_where_nothing_is_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(StoreUnavailableError, match="No such file"):
-        await time_at(f"unix://{tmp_path}/none.sock")
+@pytest.mark.parametrize(
+    ("url", "problem"),
+    [("unix:///nowhere/none.sock", "No such file"), ("redis://a..b", "label empty or too long")],
+)
+async def test_an_address_where_nothing_is_is_an_error(url: str, problem: str) -> None:
+    with pytest.raises(StoreUnavailableError, match=problem):
+        await time_at(url)
 
 
 @pytest.fixture(scope="module")

@@ -43,6 +43,7 @@ class RedisAddress:
 
         Raises:
             OSError: if that is impossible.
+            ValueError: if the host can be no name.
         """
         loop, parts = asyncio.get_running_loop(), self._parts
         if isinstance(parts, UnixDomainSocketConnection):

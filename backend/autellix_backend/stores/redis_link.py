@@ -183,7 +183,7 @@ class _Pipeline(asyncio.Protocol):
     async def _connect(self, address: RedisAddress) -> None:
         try:
             await address.connect(self)
-        except OSError as error:
+        except (OSError, ValueError) as error:
             self.end(StoreUnavailableError(str(error) or type(error).__name__))
 
     def _command(self, run: _ScriptRun) -> bytes:
