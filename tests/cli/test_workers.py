@@ -16,6 +16,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 from tests.gateway.conftest import until_async
+from tests.other_processes import command_of
 from tests.redis_server import RedisServer
 
 from autellix_backend.cli.workers import check_workers
@@ -50,7 +51,7 @@ class Service:
     def workers(self) -> set[int]:
         """Return the process ids of the workers."""
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text("ascii")
-        return {pid for pid in map(int, children.split()) if b"spawn_main" in command_of(pid)}
+        return {pid for pid in map(int, children.split()) if "spawn_main" in command_of(pid)}
 
     async def listed(self, worker: int) -> list[str]:
         """Return the programs as one worker lists them at its own port."""
@@ -93,13 +94,6 @@ class Service:
             ) as answer,
         ):
             return answer.status
-
-
-def command_of(pid: int) -> bytes:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return b""
 
 
 @asynccontextmanager

@@ -14,6 +14,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from tests.other_processes import is_running
 from tests.waiting import PATIENCE_S, wait_until
 
 import autellix_backend
@@ -36,14 +37,6 @@ def make_replica(
 ) -> VllmReplica:
     settings = settings_of(folder, extra_args=extra_args, startup_timeout_s=startup_timeout_s)
     return VllmReplica(settings, shutdown_timeout_s=shutdown_timeout_s, server=FAKE_SERVER)
-
-
-def is_running(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-    except OSError:
-        return False
-    return state != "Z"
 
 
 def read_pids(path: Path) -> list[int]:

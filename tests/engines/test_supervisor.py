@@ -14,7 +14,8 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
-from tests.engines.test_replica import is_running, make_replica, read_pids
+from tests.engines.test_replica import make_replica, read_pids
+from tests.other_processes import is_running
 from tests.waiting import PATIENCE_S
 
 from autellix_backend.engines import supervisor

@@ -18,6 +18,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from tests.other_processes import command_of, is_running, stat_of
 from tests.waiting import PATIENCE_S
 
 from autellix_lab.demo.model import DEMO_MODEL_NAME
@@ -53,10 +54,10 @@ class Backend:
     def engine_pids(self) -> dict[int, str]:
         """Return the processes of the engine with their command lines: all of its guard's session."""
         names = (entry.name for entry in Path("/proc").iterdir())
-        stats = {int(name): _stat(int(name)) for name in names if name.isdigit()}
+        stats = {int(name): stat_of(int(name)) for name in names if name.isdigit()}
         guards = {pid for pid, stat in stats.items() if stat and stat[1] == str(self.process.pid)}
         return {
-            pid: Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+            pid: command_of(pid)
             for pid, stat in stats.items()
             if stat and stat[0] != "Z" and stat[3].isdigit() and int(stat[3]) in guards
         }
@@ -64,19 +65,6 @@ class Backend:
     def core_pids(self) -> list[int]:
         """Return the engine's core, which its HTTP server talks to."""
         return [pid for pid, command in self.engine_pids().items() if "EngineCore" in command]
-
-
-def _stat(pid: int) -> list[str] | None:
-    """Return a process's state, parent, group and session."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-
-
-def _runs(pid: int) -> bool:
-    stat = _stat(pid)
-    return stat is not None and stat[0] != "Z"
 
 
 @pytest.fixture(scope="module")
@@ -244,5 +232,5 @@ async def test_the_gateway_ends_under_load(backend: Backend) -> None:
         assert [status for status, _ in await asyncio.gather(*calls)] == [200] * 6
     assert await asyncio.to_thread(backend.process.wait, 2 * PATIENCE_S) == 0
     async with asyncio.timeout(PATIENCE_S):
-        while any(map(_runs, engine)):  # noqa: ASYNC110 - they are nobody's children now
+        while any(map(is_running, engine)):  # noqa: ASYNC110 - they are nobody's children now
             await asyncio.sleep(0.1)

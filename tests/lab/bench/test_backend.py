@@ -6,11 +6,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
-from tests.waiting import PATIENCE_S
+from tests.other_processes import is_running
+from tests.waiting import wait_until
 
 from autellix_lab.bench.backend import BackendProcess
 
@@ -28,18 +28,12 @@ time.sleep(600)
 
 
 def pid_in(path: Path) -> int:
-    deadline_s = time.monotonic() + PATIENCE_S
-    while not (path.exists() and path.read_text()):
-        assert time.monotonic() < deadline_s, "the server did not start"
-        time.sleep(0.02)
+    wait_until(lambda: path.exists() and path.read_text())
     return int(path.read_text())
 
 
 def wait_gone(pid: int) -> None:
-    deadline_s = time.monotonic() + PATIENCE_S
-    while Path(f"/proc/{pid}").exists() and "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text():
-        assert time.monotonic() < deadline_s, "the server outlives its owner"
-        time.sleep(0.02)
+    wait_until(lambda: not is_running(pid))
 
 
 @pytest.mark.parametrize("death", [signal.SIGKILL, signal.SIGTERM])
