@@ -122,8 +122,10 @@ async def test_a_script_whose_text_is_unknown_too_is_an_error() -> None:
         server.answer(NO_SCRIPT)
         assert await server.commands.get() == ("EVAL", "asked")
         server.answer(NO_SCRIPT)
-        with pytest.raises(StoreUnavailableError, match="No matching script"):
+        with pytest.raises(StoreUnavailableError, match="No matching script") as caught:
             await asked
+        # The server is at fault, not the script.
+        assert type(caught.value) is StoreUnavailableError
 
 
 async def test_a_connection_that_ends_fails_all_that_is_pending() -> None:

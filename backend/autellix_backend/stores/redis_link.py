@@ -27,7 +27,7 @@ NOT_MEMBER = "NOTMEMBER"
 UNKNOWN_SCRIPT = "NOSCRIPT"
 _SERVER_STATES = (
     *("OOM", "READONLY", "MISCONF", "LOADING", "MASTERDOWN", "CLUSTERDOWN", "NOREPLICAS", "BUSY"),
-    *("NOAUTH", "NOPERM"),
+    *("NOAUTH", "NOPERM", UNKNOWN_SCRIPT),
 )
 OPEN_SCRIPTS = ("join", "leave", "time")
 """Scripts that run without a lease."""
