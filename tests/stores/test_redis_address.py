@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import ssl
 from collections.abc import AsyncIterator, Iterator
@@ -12,6 +11,7 @@ import pytest
 import trustme
 from redis import Redis
 from tests.redis_server import RedisServer
+from tests.stores.relay import relaying
 from tests.stores.tables import TIMEOUT_S
 
 from autellix_backend.stores.base import StoreUnavailableError
@@ -94,39 +94,25 @@ def authority() -> trustme.CA:
     return trustme.CA()
 
 
-@contextlib.asynccontextmanager
-async def encrypted(authority: trustme.CA, server: RedisServer) -> AsyncIterator[str]:
-    """Yield the address of an encrypted line to a server."""
-
-    async def passed(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError):
-            while data := await source.read(65536):
-                target.write(data)
-        target.close()
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there, back = await asyncio.open_connection("127.0.0.1", server.port)
-        await asyncio.gather(passed(reader, back), passed(there, writer))
-
+@pytest.fixture
+def certificate(authority: trustme.CA) -> ssl.SSLContext:
+    """Return what a server at localhost shows."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     authority.issue_cert("localhost").configure_cert(context)
-    line = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
-    try:
-        yield f"rediss://localhost:{line.sockets[0].getsockname()[1]}"
-    finally:
-        line.close()
-        await asyncio.sleep(0)
+    return context
 
 
 async def test_a_trusted_server_answers(
-    authority: trustme.CA, redis_server: RedisServer, tmp_path: Path
+    authority: trustme.CA, certificate: ssl.SSLContext, redis_server: RedisServer, tmp_path: Path
 ) -> None:
     authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
-    async with encrypted(authority, redis_server) as url:
-        assert await time_at(f"{url}?ssl_ca_certs={tmp_path}/ca.pem") > 0
+    async with relaying(redis_server.port, certificate) as relay:
+        assert await time_at(f"{relay.url}?ssl_ca_certs={tmp_path}/ca.pem") > 0
 
 
-async def test_an_untrusted_server_gets_nothing(authority: trustme.CA, redis_server: RedisServer) -> None:
-    async with encrypted(authority, redis_server) as url:
+async def test_an_untrusted_server_gets_nothing(
+    certificate: ssl.SSLContext, redis_server: RedisServer
+) -> None:
+    async with relaying(redis_server.port, certificate) as relay:
         with pytest.raises(StoreUnavailableError, match="certificate verify failed"):
-            await time_at(url)
+            await time_at(relay.url)
