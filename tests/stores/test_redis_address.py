@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import ssl
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from redis import Redis
 from tests.redis_server import RedisServer
 from tests.stores.relay import relaying
 from tests.stores.tables import TIMEOUT_S
+from tests.waiting import wait_until
 
 from autellix_backend.stores.base import StoreUnavailableError
 from autellix_backend.stores.redis_link import RedisLink
@@ -29,9 +31,16 @@ def locked_server(redis_program: str, tmp_path: Path) -> Iterator[RedisServer]:
     )
     server.start()
     try:
+        # Redis listens there a moment later than at its port.
+        wait_until(lambda: listens(tmp_path / "redis.sock"))
         yield server
     finally:
         server.stop()
+
+
+def listens(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        return probe.connect_ex(str(path)) == 0
 
 
 @contextlib.asynccontextmanager
