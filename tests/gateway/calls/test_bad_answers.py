@@ -12,7 +12,6 @@ from tests.raw_engine import OK, STREAM, RawEngine, chunk, raw_engine, whole
 
 from autellix_backend.engines.base import EngineKind
 from autellix_backend.engines.remote import RemoteEngine
-from autellix_backend.gateway.engines import body_watch
 from autellix_backend.observe.settled_call import SettledCall
 
 USAGE = b'{"choices": [], "usage": {"prompt_tokens": -5, "completion_tokens": -7}}'
@@ -84,7 +83,6 @@ async def test_a_status_that_is_no_answer(serve: Any, path: str, status: bytes) 
 async def test_what_no_client_could_read(
     serve: Any, path: str, parts: Sequence[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(body_watch, "LOOK_PERIOD_S", 0.05)
     async with gateway(serve, max_answer_bytes=100_000) as (rig, raw, settled):
         raw.parts, raw.stays = parts, True
         code, answer = await post(rig, path)
@@ -96,7 +94,6 @@ async def test_what_no_client_could_read(
 async def test_a_stream_that_breaks_within_ends_with_an_error_event(
     serve: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(body_watch, "LOOK_PERIOD_S", 0.05)
     async with gateway(serve) as (rig, raw, settled):
         raw.parts, raw.stays = [STREAM, chunk(EVENT), b"zz\r\n"], True
         path = "/v1/chat/completions"

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
-import aiohttp
 from starlette.types import Receive, Scope, Send
 
 from autellix_backend.gateway.calls.arguments import EngineArguments
@@ -24,6 +23,7 @@ from autellix_backend.gateway.calls.registry import CallRegistry
 from autellix_backend.gateway.calls.reply import Reply
 from autellix_backend.gateway.calls.sse import StreamEndSplitter, begins_stream, error_event, holds_error
 from autellix_backend.gateway.calls.usage import StreamTail, read_usage
+from autellix_backend.gateway.engines.connection import EngineResponse
 from autellix_backend.gateway.engines.handle import EngineHandle
 from autellix_backend.gateway.engines.router import Assignment, Router
 from autellix_backend.gateway.engines.upstream import EngineResetError
@@ -165,7 +165,7 @@ class Exchange:
                 return False
         return True
 
-    async def _send(self, handle: EngineHandle) -> aiohttp.ClientResponse:
+    async def _send(self, handle: EngineHandle) -> EngineResponse:
         """Send the call, and once more after a reset of the connection; return the response at its head."""
         upstream, path = handle.upstream, self.call.request.dialect.path
         tenant = self.call.request.tenant.name
@@ -198,7 +198,7 @@ class Exchange:
         self.was_repeated = True
         self.registry.on_repeat(self.call)
 
-    async def _relay(self, handle: EngineHandle, response: aiohttp.ClientResponse) -> None:
+    async def _relay(self, handle: EngineHandle, response: EngineResponse) -> None:
         if response.status >= 400:
             await self._relay_error(handle, response)
         elif response.content_type == "text/event-stream":
@@ -206,7 +206,7 @@ class Exchange:
         else:
             await self._relay_body(handle, response)
 
-    async def _relay_error(self, handle: EngineHandle, response: aiohttp.ClientResponse) -> None:
+    async def _relay_error(self, handle: EngineHandle, response: EngineResponse) -> None:
         content = await handle.upstream.read(response)
         if response.status >= 500 and await self._has_died():
             raise self._death()
@@ -214,9 +214,9 @@ class Exchange:
         await self.registry.settle(self.call, self.outcome, has_reports=False)
         await self.reply.send_whole(response, content, self.call.level)
 
-    async def _relay_body(self, handle: EngineHandle, response: aiohttp.ClientResponse) -> None:
+    async def _relay_body(self, handle: EngineHandle, response: EngineResponse) -> None:
         content = await handle.upstream.read(response)
-        is_json = response.content_type == "application/json" and "content-encoding" not in response.headers
+        is_json = response.content_type == "application/json" and response.header(b"content-encoding") is None
         if is_json and not is_object(content):
             raise handle.upstream.bad_answer("did not answer with a JSON object")
         receipt = await self.registry.settle(
@@ -226,7 +226,7 @@ class Exchange:
             content = receipt.spliced_into(content)
         await self.reply.send_whole(response, content, receipt.level or self.call.level)
 
-    async def _relay_stream(self, handle: EngineHandle, response: aiohttp.ClientResponse) -> None:
+    async def _relay_stream(self, handle: EngineHandle, response: EngineResponse) -> None:
         splitter = StreamEndSplitter(self.call.request.dialect.stream_ends)
         try:
             await self._relay_events(handle, response, splitter)
@@ -235,15 +235,14 @@ class Exchange:
                 raise
             await self._break_off(error, splitter.flush())
         finally:
-            # Only a stream that ended by itself may return its connection; any other must abort the call.
-            if not response.content.at_eof():
-                response.close()
+            # The engine must abort a call whose stream is not read to its end.
+            response.close()
 
     async def _relay_events(
-        self, handle: EngineHandle, response: aiohttp.ClientResponse, splitter: StreamEndSplitter
+        self, handle: EngineHandle, response: EngineResponse, splitter: StreamEndSplitter
     ) -> None:
         reply, kept, last_event = self.reply, StreamTail(), bytearray()
-        async for chunk in handle.upstream.chunks(response):
+        while chunk := await handle.upstream.read_part(response):
             if not reply.has_begun and not begins_stream(chunk):
                 raise handle.upstream.bad_answer("did not answer with a stream of events")
             if holds_error(chunk) and await self._has_died():

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 
-import aiohttp
-from aiohttp.http_exceptions import BadHttpMessage, PayloadEncodingError
 from yarl import URL
 
 from autellix_backend.engines.base import Engine
-from autellix_backend.gateway.engines.body_watch import BodyWatch
+from autellix_backend.gateway.engines.connection import EngineResponse, MalformedResponseError
+from autellix_backend.gateway.engines.connections import EngineConnections, NoConnectionError
 from autellix_backend.gateway.errors import (
     EngineAnswerError,
     EngineTimeoutError,
@@ -19,12 +18,6 @@ from autellix_backend.gateway.errors import (
 )
 from autellix_backend.reports.request_ids import MARK
 from autellix_backend.settings import GatewaySettings
-
-KEEPALIVE_TIMEOUT_S = 2.0
-"""Less than vLLM's 5 s, so that the gateway never writes to a connection that the engine is closing."""
-
-CONNECT_TIMEOUT_S = 5.0
-"""Within a data centre connecting takes milliseconds; a longer wait would only delay the retry elsewhere."""
 
 REQUEST_ID_HEADER = "x-request-id"
 FORWARDED_HEADERS = (
@@ -52,13 +45,10 @@ _NOT_RETURNED = frozenset(
         b"upgrade",
     }
 )
+_BODILESS = ("GET", "HEAD")
+"""The methods whose requests have no body unless they say so."""
 _STATUSES = ((200, 300), (400, 600))
 """The statuses of answers: a redirect would send the client, with its key, elsewhere."""
-
-# After a reset the request may be sent again; without a connection the engine is gone.
-_UNSENT = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
-_RESETS = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, ConnectionResetError)
-_FAILURES = (aiohttp.ClientError, TimeoutError, OSError)
 
 
 class EngineResetError(EngineUnavailableError):
@@ -96,40 +86,34 @@ class Upstream:
         self.session_header = session_header
         self._settings = settings
         self.on_retry = on_retry
-        self._sessions: dict[str, aiohttp.ClientSession] | None = None
+        self._connections: dict[str, EngineConnections] | None = None
         """By tenant; None before the start and after the end."""
+        self._address = ""
+        """Where they lead; an engine may come back at another one."""
 
     def open(self) -> None:
         """Allow requests."""
-        self._sessions = {}
+        self._connections = {}
 
-    def _session(self, tenant: str) -> aiohttp.ClientSession:
-        assert self._sessions is not None, "the app's lifespan has not begun"
-        session = self._sessions.get(tenant)
-        if session is None:
-            session = self._sessions[tenant] = self._new_session()
-        return session
-
-    def _new_session(self) -> aiohttp.ClientSession:
-        return aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_TIMEOUT_S),
-            timeout=aiohttp.ClientTimeout(
-                total=self._settings.upstream_timeout_s, sock_connect=CONNECT_TIMEOUT_S
-            ),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            auto_decompress=False,
-            skip_auto_headers=("User-Agent",),
-        )
-
-    async def close(self) -> None:
+    def close(self) -> None:
         """Close the connections; those of running calls too."""
-        sessions, self._sessions = self._sessions or {}, None
-        for session in sessions.values():
-            await session.close()
+        connections, self._connections = self._connections or {}, None
+        for of_tenant in connections.values():
+            of_tenant.close()
+
+    def _connections_of(self, tenant: str) -> EngineConnections:
+        assert self._connections is not None, "the app's lifespan has not begun"
+        if self._address != self._engine.base_url:
+            self.close()
+            self._connections, self._address = {}, self._engine.base_url
+        connections = self._connections.get(tenant)
+        if connections is None:
+            connections = self._connections[tenant] = EngineConnections(URL(self._address))
+        return connections
 
     async def forward(
-        self, method: str, target: str, headers: Mapping[str, str], data: bytes | None, *, tenant: str
-    ) -> aiohttp.ClientResponse:
+        self, method: str, target: str, headers: Mapping[str, str], data: bytes, *, tenant: str
+    ) -> EngineResponse:
         """Send a request as send() does, and once more after a reset."""
         try:
             return await self.send(method, target, headers, data, tenant=tenant)
@@ -142,11 +126,11 @@ class Upstream:
         method: str,
         target: str,
         headers: Mapping[str, str],
-        data: bytes | None,
+        data: bytes,
         *,
         tenant: str,
         is_retry: bool = False,
-    ) -> aiohttp.ClientResponse:
+    ) -> EngineResponse:
         """Send a request; return the response at its head, its body to be read or closed.
 
         Args:
@@ -163,28 +147,31 @@ class Upstream:
             EngineTimeoutError: if it does not answer in time.
             EngineAnswerError: if its answer has no readable head, or a status that is no answer.
         """
-        session = self._session(tenant)
-        url = _url(self._engine.base_url + target)
         if not is_retry and not self._engine.is_alive():
             raise self.unavailable(ConnectionError("it is not running"), is_unsent=True)
+        lines = _first_lines(method, self._engine.base_url, target)
+        if data or method not in _BODILESS:
+            lines += f"content-length: {len(data)}\r\n"
+        head = _request_head(lines, self._with_our_key(headers))
         try:
-            response = await session.request(
-                method, url, data=data, headers=self._with_our_key(headers), allow_redirects=False
+            connection = await self._connections_of(tenant).take()
+            response = await connection.request(
+                head, data, self._settings.upstream_timeout_s, is_head_only=method == "HEAD"
             )
-        except _UNSENT as error:
+        except NoConnectionError as error:
             raise self.unavailable(error, is_unsent=not is_retry) from error
-        except _RESETS as error:
+        except ConnectionError as error:
             if is_retry:
                 raise self.unavailable(error) from error
             raise EngineResetError(f"engine {self._engine.name} reset the connection") from error
-        except _FAILURES as error:
+        except (MalformedResponseError, TimeoutError) as error:
             raise self._translate(error) from error
         if not any(first <= response.status < end for first, end in _STATUSES):
             response.close()
             raise self.bad_answer(f"answered with status {response.status}")
         return response
 
-    async def read(self, response: aiohttp.ClientResponse) -> bytes:
+    async def read(self, response: EngineResponse) -> bytes:
         """Read a whole body; close the connection of one that is cut short, so that the engine aborts it.
 
         Raises:
@@ -195,19 +182,22 @@ class Upstream:
         parts: list[bytes] = []
         left_bytes = self._settings.max_answer_bytes
         try:
-            self.check_size(response.content_length or 0)
-            with BodyWatch(response):
-                while part := await response.content.readany():
-                    parts.append(part)
-                    left_bytes -= len(part)
-                    if left_bytes < 0:
-                        raise self._too_long()
+            self.check_size(response.content_length)
+            while part := await self.read_part(response):
+                parts.append(part)
+                left_bytes -= len(part)
+                if left_bytes < 0:
+                    raise self._too_long()
             return b"".join(parts)
-        except _FAILURES as error:
-            raise self._translate(error) from error
         finally:
-            if not response.content.at_eof():
-                response.close()
+            response.close()
+
+    async def read_part(self, response: EngineResponse) -> bytes:
+        """Return what has come of a body since the part before, nothing at its end; raises as read() does."""
+        try:
+            return await response.read_part()
+        except (MalformedResponseError, TimeoutError, ConnectionError) as error:
+            raise self._translate(error) from error
 
     def check_size(self, size_bytes: int) -> None:
         """Raise an EngineAnswerError if an answer of this size may not be buffered."""
@@ -218,22 +208,11 @@ class Upstream:
         """Return the error of an answer that cannot be used."""
         return EngineAnswerError(self._engine.name, problem)
 
-    async def chunks(self, response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-        """Iterate over a body as it arrives; raises as read() does."""
-        try:
-            with BodyWatch(response):
-                while chunk := await response.content.readany():
-                    yield chunk
-        except _FAILURES as error:
-            raise self._translate(error) from error
-
     def _translate(self, error: Exception) -> GatewayError:
         if isinstance(error, TimeoutError):
             return EngineTimeoutError(f"engine {self._engine.name} did not answer in time")
-        if isinstance(error, aiohttp.ClientResponseError):
-            return self.bad_answer(f"broke the rules of HTTP: {error.message or type(error).__name__}")
-        if isinstance(error, aiohttp.ClientPayloadError) and _is_malformed(error):
-            return self.bad_answer(f"broke the rules of HTTP in its body: {error}")
+        if isinstance(error, MalformedResponseError):
+            return self.bad_answer(f"broke the rules of HTTP: {error}")
         return self.unavailable(error)
 
     def unavailable(self, error: Exception, *, is_unsent: bool = False) -> EngineUnavailableError:
@@ -254,14 +233,22 @@ class Upstream:
 
 
 @lru_cache(256)
-def _url(text: str) -> URL:
-    return URL(text, encoded=True)
+def _first_lines(method: str, base_url: str, target: str) -> str:
+    """Return the first lines of a request's head: what is asked for, and of which host."""
+    url = URL(base_url)
+    return f"{method} {url.raw_path.rstrip('/')}{target} HTTP/1.1\r\nhost: {url.host_port_subcomponent}\r\n"
 
 
-def _is_malformed(error: aiohttp.ClientPayloadError) -> bool:
-    """Return whether a body broke HTTP's rules; one that only ends early comes from an engine that died."""
-    cause = error.__cause__
-    return isinstance(cause, BadHttpMessage) and not isinstance(cause, PayloadEncodingError)
+def _request_head(first_lines: str, headers: Mapping[str, str]) -> bytes:
+    """Return the head of a request.
+
+    Raises:
+        ValueError: if a header holds the end of a line: what follows would be another header, or a request.
+    """
+    lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
+    if not lines.count("\r") == lines.count("\n") == len(headers) or "\0" in lines:
+        raise ValueError("a header to an engine holds a line break or a null character")
+    return f"{first_lines}{lines}\r\n".encode()
 
 
 def request_headers(headers: Mapping[str, str]) -> dict[str, str]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import aiohttp
 from starlette.types import Receive, Scope, Send
 
 from autellix_backend.gateway.calls.sse import error_event
+from autellix_backend.gateway.engines.connection import EngineResponse
 from autellix_backend.gateway.engines.pool import EnginePool
 from autellix_backend.gateway.engines.upstream import Upstream, request_headers, response_headers
 from autellix_backend.gateway.errors import GatewayError, InvalidRequestError, error_shape
@@ -41,13 +41,11 @@ class PassthroughEndpoint:
         with self._pool.use_any() as handle:
             upstream = handle.upstream
             tenant = self._tenants.of(scope).name
-            response = await upstream.forward(scope["method"], target, forwarded, body or None, tenant=tenant)
+            response = await upstream.forward(scope["method"], target, forwarded, body, tenant=tenant)
             await self._answer(upstream, response, scope["path"], send)
 
-    async def _answer(
-        self, upstream: Upstream, response: aiohttp.ClientResponse, path: str, send: Send
-    ) -> None:
-        head = response_headers(response.raw_headers)
+    async def _answer(self, upstream: Upstream, response: EngineResponse, path: str, send: Send) -> None:
+        head = response_headers(response.headers)
         if response.content_type == "text/event-stream":
             await _start(send, response.status, head)
             await self._relay_stream(upstream, response, path, send)
@@ -57,17 +55,16 @@ class PassthroughEndpoint:
         await send({"type": "http.response.body", "body": content})
 
     async def _relay_stream(
-        self, upstream: Upstream, response: aiohttp.ClientResponse, path: str, send: Send
+        self, upstream: Upstream, response: EngineResponse, path: str, send: Send
     ) -> None:
         last = b""
         try:
-            async for chunk in upstream.chunks(response):
+            while chunk := await upstream.read_part(response):
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
         except GatewayError as error:
             last = error_event(error, error_shape(path))
         finally:
-            if not response.content.at_eof():
-                response.close()
+            response.close()
         await send({"type": "http.response.body", "body": last})
 
 
