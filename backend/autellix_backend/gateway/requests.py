@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from starlette.types import Message, Receive, Scope
@@ -16,6 +16,11 @@ MAX_LENGTH_DIGITS = 18
 BODY_GRACE_S = 30.0
 MIN_BODY_BYTES_PER_S = 8 * 1024
 """The least rate of a body after the grace period: a slow one holds memory and a connection."""
+
+WATCH_CLIENT = "autellix.watch_client"
+"""Key in the state of a request's scope: a `WatchClient`, where our own protocol serves it."""
+WatchClient = Callable[[Callable[[], None]], Callable[[], Any]]
+"""Has something called once when a request's client disconnects; returns what ends the watch."""
 
 
 class ClientGoneError(Exception):
@@ -88,8 +93,8 @@ async def disconnected(receive: Receive) -> None:
         pass
 
 
-async def run_while_connected(work: Coroutine[Any, Any, None], receive: Receive) -> None:
-    """Run work until it ends or the client disconnects, and cancel it then.
+async def run_while_connected(work: Coroutine[Any, Any, None], scope: Scope, receive: Receive) -> None:
+    """Run work until it ends or the client of a request disconnects, and cancel it then.
 
     Raises:
         CancelledError: if this is cancelled before the work has ended; the work is cancelled too.
@@ -98,14 +103,13 @@ async def run_while_connected(work: Coroutine[Any, Any, None], receive: Receive)
     assert task is not None
     is_gone = False
 
-    async def watch() -> None:
+    def leave() -> None:
         nonlocal is_gone
-        await disconnected(receive)
         is_gone = True
         task.cancel()
 
-    # The work has no task of its own: at hundreds of calls a second each task counts.
-    watcher = asyncio.create_task(watch())
+    # Neither the work nor the watch has a task of its own: at hundreds of calls a second each task counts.
+    end_watch = _watch(scope, receive, leave)
     cancellations = task.cancelling()
     try:
         await work
@@ -114,6 +118,19 @@ async def run_while_connected(work: Coroutine[Any, Any, None], receive: Receive)
         if not is_gone or task.cancelling() > cancellations + 1:
             raise
     finally:
-        watcher.cancel()
+        end_watch()
         if is_gone:
             task.uncancel()
+
+
+def _watch(scope: Scope, receive: Receive, leave: Callable[[], None]) -> Callable[[], Any]:
+    """Call `leave` once when a request's client disconnects; return what ends the watch."""
+    watch_client: WatchClient | None = scope.get("state", {}).get(WATCH_CLIENT)
+    if watch_client is not None:
+        return watch_client(leave)
+
+    async def wait() -> None:
+        await disconnected(receive)
+        leave()
+
+    return asyncio.create_task(wait()).cancel

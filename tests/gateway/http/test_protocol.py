@@ -59,7 +59,7 @@ class EchoApp:
             return
         self.headers = list(scope["headers"])
         if scope["path"] == "/stream":
-            await self._stream(receive, send)
+            await self._stream(scope, receive, send)
             return
         await self._answer(send, str(len(body)).encode())
 
@@ -68,14 +68,14 @@ class EchoApp:
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", length)]})
         await send({"type": "http.response.body", "body": content})
 
-    async def _stream(self, receive: Receive, send: Send) -> None:
+    async def _stream(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def write() -> None:
             await send({"type": "http.response.start", "status": 200, "headers": []})
             while True:
                 await send({"type": "http.response.body", "body": b"x" * 65536, "more_body": True})
                 await asyncio.sleep(0)
 
-        await requests.run_while_connected(write(), receive)
+        await requests.run_while_connected(write(), scope, receive)
         self.disconnected.set()
 
 
@@ -537,3 +537,34 @@ async def test_without_an_idle_connection_there_is_no_room() -> None:
         answer = await exchange(url)
     assert answer.startswith(b"HTTP/1.1 503 ")
     assert error_of(answer)["code"] == "too_many_connections"
+
+
+@pytest.mark.parametrize("anyio_backend", [pytest.param(("asyncio", {"use_uvloop": True}), id="uvloop")])
+@pytest.mark.parametrize("body_bytes", [0, 2**20])
+@pytest.mark.parametrize("leaves_first", [False, True])
+async def test_a_client_that_leaves_ends_the_work_for_it(
+    body_bytes: int, leaves_first: bool, anyio_backend: Any
+) -> None:
+    """Behind a long body reading was paused, and would not show the end."""
+    began, may_work, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        while (await receive()).get("more_body"):
+            pass
+        began.set()
+        await may_work.wait()
+        await requests.run_while_connected(asyncio.sleep(PATIENCE_S * 10), scope, receive)
+        ended.set()
+
+    async with listening(app) as url, asyncio.timeout(PATIENCE_S):
+        async with connected(url) as (_, writer):
+            writer.write(b"POST / HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % body_bytes + b"a" * body_bytes)
+            await began.wait()
+            if not leaves_first:
+                may_work.set()
+                await asyncio.sleep(0)
+        await writer.wait_closed()
+        may_work.set()
+        await ended.wait()

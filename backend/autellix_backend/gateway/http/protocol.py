@@ -28,6 +28,7 @@ from autellix_backend.gateway.errors import (
 )
 from autellix_backend.gateway.http.connections import ConnectionTable
 from autellix_backend.gateway.http.rounds import FOLLOW_UP_S, Rounds
+from autellix_backend.gateway.requests import WATCH_CLIENT
 
 MAX_TARGET_BYTES = 8 * 1024
 """Path and query: an id in a path has 256 bytes, three times as many when escaped."""
@@ -69,6 +70,18 @@ def set_owner(scope: Scope, tenant: str) -> None:
     connection = None if find_connection is None else find_connection()
     if connection is not None:
         connection.owner = tenant
+
+
+def _watch_client(
+    find_connection: Callable[[], BoundedHttpProtocol | None],
+    find_cycle: Callable[[], RequestResponseCycle | None],
+    leave: Callable[[], None],
+) -> Callable[[], Any]:
+    """Call `leave` when the client of a request disconnects; see `requests.WatchClient`."""
+    connection, cycle = find_connection(), find_cycle()
+    if connection is None or cycle is None or cycle.disconnected:
+        return asyncio.get_running_loop().call_soon(leave).cancel
+    return connection.watch(cycle, leave)
 
 
 class _HeldFlow(FlowControl):
@@ -140,6 +153,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         """Heads that were complete."""
         self._unanswered: deque[RequestResponseCycle] = deque()
         """Those whose answers are not complete, in order."""
+        self._watches: dict[RequestResponseCycle, Callable[[], None]] = {}
+        """By request, what is called if the client disconnects before its answer."""
         self._unparsed: bytes | memoryview = b""
         """Of what was read."""
         self._is_at_end = False
@@ -159,6 +174,13 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def evict(self) -> None:
         """Close the connection, which has no request, for a newer one."""
         self.transport.close()
+
+    def watch(self, cycle: RequestResponseCycle, leave: Callable[[], None]) -> Callable[[], Any]:
+        """Call `leave` when the client disconnects; return what ends the watch."""
+        # A long body has paused it: the client's end would not be seen.
+        self.flow.resume_reading()
+        self._watches[cycle] = leave
+        return partial(self._watches.pop, cycle, None)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Accept a connection if there is room for it."""
@@ -188,6 +210,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         # Uvicorn ends the last one only: an earlier one, perhaps a call that runs, would never end.
         for cycle in self._unanswered:
             cycle.message_event.set()
+            if (leave := self._watches.pop(cycle, None)) is not None:
+                leave()
             self._rounds.charge(ABORT_S)
         super().connection_lost(exc)
 
@@ -274,8 +298,12 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         self._unanswered.append(self.cycle)
         # Both refer to the scope: a strong reference back would leave each request to the collector.
-        self.scope["state"][CYCLE] = weakref.ref(self.cycle)
-        self.scope["state"][CONNECTION] = weakref.ref(self)
+        cycle, connection = weakref.ref(self.cycle), weakref.ref(self)
+        self.scope["state"] |= {
+            CYCLE: cycle,
+            CONNECTION: connection,
+            WATCH_CLIENT: partial(_watch_client, connection, cycle),
+        }
         # Trailers come as headers do; none may join those of the request, which is under way.
         self.headers = []
 
