@@ -540,17 +540,18 @@ async def test_without_an_idle_connection_there_is_no_room() -> None:
 
 
 @pytest.mark.parametrize("anyio_backend", [pytest.param(("asyncio", {"use_uvloop": True}), id="uvloop")])
-@pytest.mark.parametrize("body_bytes", [0, 2**20])
+@pytest.mark.parametrize("body_bytes", [0, 200 * 1024])
 @pytest.mark.parametrize("leaves_first", [False, True])
 async def test_a_client_that_leaves_ends_the_work_for_it(
     body_bytes: int, leaves_first: bool, anyio_backend: Any
 ) -> None:
     """Behind a long body reading was paused, and would not show the end."""
-    began, may_work, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    has_head, began, may_work, ended = (asyncio.Event() for _ in range(4))
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
+        has_head.set()
         while (await receive()).get("more_body"):
             pass
         began.set()
@@ -560,7 +561,9 @@ async def test_a_client_that_leaves_ends_the_work_for_it(
 
     async with listening(app) as url, asyncio.timeout(PATIENCE_S):
         async with connected(url) as (_, writer):
-            writer.write(b"POST / HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % body_bytes + b"a" * body_bytes)
+            writer.write(b"POST / HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % body_bytes)
+            await has_head.wait()
+            writer.write(b"a" * body_bytes)
             await began.wait()
             if not leaves_first:
                 may_work.set()
