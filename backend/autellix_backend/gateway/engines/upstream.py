@@ -47,8 +47,6 @@ _NOT_RETURNED = frozenset(
 )
 _BODILESS = ("GET", "HEAD")
 """The methods whose requests have no body unless they say so."""
-_STATUSES = ((200, 300), (400, 600))
-"""The statuses of answers: a redirect would send the client, with its key, elsewhere."""
 
 
 class EngineResetError(EngineUnavailableError):
@@ -166,7 +164,8 @@ class Upstream:
             raise EngineResetError(f"engine {self._engine.name} reset the connection") from error
         except (MalformedResponseError, TimeoutError) as error:
             raise self._translate(error) from error
-        if not any(first <= response.status < end for first, end in _STATUSES):
+        if not (200 <= response.status < 300 or 400 <= response.status < 600):
+            # A redirect would send the client, with its key, elsewhere.
             response.close()
             raise self.bad_answer(f"answered with status {response.status}")
         return response
