@@ -7,7 +7,7 @@ admission on a call's body counts among the bytes of its tenant's calls instead.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable
 from types import TracebackType
 
@@ -45,7 +45,7 @@ class Intake:
         self._max_tenant_bytes = max_tenant_bytes
         self._limiter = limiter
         self._on_refusal = on_refusal
-        self._held: Counter[str] = Counter()
+        self._held: defaultdict[str, int] = defaultdict(int)
         self._total_bytes = 0
         self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
@@ -77,7 +77,7 @@ class Intake:
             del self._held[tenant]
 
     def _refusal(self, tenant: Tenant, size_bytes: int, more_bytes: int) -> GatewayError | None:
-        held_bytes = self._held[tenant.name] + more_bytes
+        held_bytes = self._held.get(tenant.name, 0) + more_bytes
         limit = tenant.limits.max_call_bytes
         if limit is not None and size_bytes > limit:
             return BodyTooLargeError(limit, "limits.max_call_bytes")
