@@ -13,11 +13,10 @@ from typing import cast
 import httptools
 
 MAX_HEAD_BYTES = 64 * 1024
-"""Of a response's headers together, with the interim responses before them; also of a chunk's extensions."""
+"""Of a response's headers together, with those of interim responses; also of a chunk's extensions."""
 MAX_UNREAD_BYTES = 128 * 1024
 """Of a body that is not read; reading from the engine pauses then."""
-SEPARATOR_BYTES = 4
-"""Between the name and the value of a header, and behind it."""
+MAX_HEADERS = 256
 COPIED_BYTES = 64 * 1024
 """A request's body of so many goes out with its head in one piece; a longer one is not copied."""
 BODILESS = (204, 304)
@@ -147,6 +146,7 @@ class EngineConnection(asyncio.Protocol):
         """The one that has not ended."""
         self._deadline: asyncio.TimerHandle | None = None
         self._is_in_head = True
+        self._headers = 0
         self._head_bytes = 0
         """Of the headers so far."""
         self._ends_with_connection = False
@@ -229,7 +229,10 @@ class EngineConnection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
-            self._fail(MalformedResponseError(str(error)))
+            cause = error.__context__
+            self._fail(
+                cause if isinstance(cause, MalformedResponseError) else MalformedResponseError(str(error))
+            )
         except httptools.HttpParserUpgrade:
             self._fail(MalformedResponseError("it changes the protocol"))
         else:
@@ -244,18 +247,26 @@ class EngineConnection(asyncio.Protocol):
             self._can_stay = False
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a header; one behind a body is a trailer, and is dropped."""
+        """Take a header; one behind a body is a trailer, and is dropped.
+
+        Raises:
+            MalformedResponseError: if there are too many; the parser passes it on in an error of its own.
+        """
+        self._headers += 1
+        self._head_bytes += len(name) + len(value)
+        if self._headers > MAX_HEADERS or self._head_bytes > MAX_HEAD_BYTES:
+            raise _too_large()
         if self._is_in_head and self._response is not None:
-            self._head_bytes += len(name) + len(value) + SEPARATOR_BYTES
             self._response.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
-        """Take the end of a head, of the response or of an interim one before it."""
+        """Take the end of a head, of the response or of an interim one before it.
+
+        Raises:
+            MalformedResponseError: if it is of no use; passed on as that of on_header().
+        """
         response, parser = self._response, self._parser
         if response is None or parser is None:
-            return
-        if self._head_bytes > MAX_HEAD_BYTES:
-            self._fail(_too_large())
             return
         status = parser.get_status_code()
         if 100 <= status < 200:
@@ -263,8 +274,7 @@ class EngineConnection(asyncio.Protocol):
             return
         coding, length = response.header(b"transfer-encoding"), response.header(b"content-length")
         if coding is not None and coding.strip().lower() != b"chunked":
-            self._fail(MalformedResponseError("its transfer coding is not chunked"))
-            return
+            raise MalformedResponseError("its transfer coding is not chunked")
         self._has_progressed = True
         self._is_in_head = False
         self._ends_with_connection = coding is None and length is None and status not in BODILESS
@@ -309,7 +319,7 @@ class EngineConnection(asyncio.Protocol):
             self._transport.abort()
             return
         self._is_in_head = True
-        self._head_bytes = 0
+        self._headers = self._head_bytes = 0
         self._ends_with_connection = False
         self.resume()
         self.free_since_s = self._loop.time()
@@ -317,4 +327,4 @@ class EngineConnection(asyncio.Protocol):
 
 
 def _too_large() -> MalformedResponseError:
-    return MalformedResponseError(f"its headers have more than {MAX_HEAD_BYTES} bytes")
+    return MalformedResponseError(f"more than {MAX_HEADERS} headers, or {MAX_HEAD_BYTES} bytes of them")
