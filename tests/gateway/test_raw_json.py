@@ -7,8 +7,9 @@ import pytest
 
 from autellix_backend.gateway.raw_json import (
     MAX_SCALAR_BYTES,
+    ValueMarks,
+    count_marks,
     first_item_byte,
-    is_excessive,
     items,
     scalar,
     whole_number,
@@ -72,12 +73,33 @@ def test_a_list_is_split_into_its_items() -> None:
     assert [bytes(item) for item in items(msgspec.Raw(b'[1, "a", [2]]'))] == [b"1", b'"a"', b"[2]"]
 
 
-@pytest.mark.parametrize("unit", [b"[],", b'{"a":1},', b'"a":1,'])
-def test_bodies_of_too_many_values_are_found(unit: bytes) -> None:
-    assert is_excessive(unit * (3 * 2**20 // len(unit)))
-    assert not is_excessive(unit * 1000)
+@pytest.mark.parametrize("unit", [b"[],", b'{"a":1},', b'"a":1,', b"1,"])
+def test_each_value_has_a_mark(unit: bytes) -> None:
+    assert count_marks(unit * 1000) >= 1000
 
 
 @pytest.mark.parametrize("unit", [b"iVBORw0KGgo", b"The cat: it sat on the mat, [1] and slept. "])
-def test_large_pictures_and_texts_are_not_excessive(unit: bytes) -> None:
-    assert not is_excessive(unit * (8 * 2**20 // len(unit)))
+def test_pictures_and_texts_have_few(unit: bytes) -> None:
+    text = unit * (4 * 2**20 // len(unit))
+    assert count_marks(text) <= len(text) / 10
+
+
+@pytest.mark.parametrize(
+    ("text", "marks"),
+    [
+        (b"", 0),
+        (b"[1,2,3]", 3),
+        (b'{"a": [1, 2], "b": {}}', 7),
+        (b'{"a": "x, [y]: {z}", "b": ""}', 4),
+        (rb'{"a": "\", [\\", "b": "\\\" , "}', 4),
+        (rb'["\\\\", "\\\"", 1]', 3),
+        (b'{"a": "no end, [', 2),
+        (b'["\xff\n, ", 1]', 2),
+    ],
+)
+def test_marks_in_texts_do_not_count_however_a_body_is_split(text: bytes, marks: int) -> None:
+    assert ValueMarks().count(text) == marks
+    for size in range(1, len(text)):
+        counter = ValueMarks()
+        parts = [text[start : start + size] for start in range(0, len(text), size)]
+        assert sum(map(counter.count, parts)) == marks, size

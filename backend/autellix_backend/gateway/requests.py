@@ -8,7 +8,13 @@ from typing import Any
 
 from starlette.types import Message, Receive, Scope
 
-from autellix_backend.gateway.errors import BodyTooLargeError, GatewayError, RequestTimeoutError
+from autellix_backend.gateway.errors import (
+    BodyTooLargeError,
+    GatewayError,
+    InvalidRequestError,
+    RequestTimeoutError,
+)
+from autellix_backend.gateway.raw_json import MAX_MARKS, ValueMarks, count_marks
 from autellix_backend.gateway.tenancy.intake import LONG_BODY_BYTES, BodyHold
 
 MAX_LENGTH_DIGITS = 18
@@ -16,7 +22,8 @@ MAX_LENGTH_DIGITS = 18
 BODY_GRACE_S = 30.0
 MIN_BODY_BYTES_PER_S = 8 * 1024
 """The least rate of a body after the grace period: a slow one holds memory and a connection."""
-
+CHECKED_BYTES = 256 * 1024
+"""Of a long body between two pauses: a third of a millisecond."""
 WATCH_CLIENT = "autellix.watch_client"
 """Key in the state of a request's scope: a `WatchClient`, where our own protocol serves it."""
 WatchClient = Callable[[Callable[[], None]], Callable[[], Any]]
@@ -79,6 +86,31 @@ async def read_body(
         raise RequestTimeoutError(
             f"{size_bytes} bytes of its body came; expected {MIN_BODY_BYTES_PER_S} bytes a second at least"
         ) from None
+
+
+async def check_values(data: bytes, hold: BodyHold) -> None:
+    """Check that a long body is quick to parse, with pauses.
+
+    Raises:
+        InvalidRequestError: if it holds too many values.
+    """
+    if len(data) <= LONG_BODY_BYTES or not await _exceeds(count_marks, data, hold, CHECKED_BYTES):
+        return
+    # Its texts may hold most of them: these are quick to skip, and what an agent reads may be JSON.
+    if await _exceeds(ValueMarks().count, data, hold, CHECKED_BYTES // 64):
+        raise InvalidRequestError(
+            f"the body holds more than {MAX_MARKS} lists, objects, fields and items; expected fewer"
+        )
+
+
+async def _exceeds(count: Callable[[bytes], int], data: bytes, hold: BodyHold, part_bytes: int) -> bool:
+    marks = 0
+    for start in range(0, len(data), part_bytes):
+        marks += count(data[start : start + part_bytes])
+        if marks > MAX_MARKS:
+            return True
+        await hold.pause()
+    return False
 
 
 async def pause_after(size_bytes: int) -> None:

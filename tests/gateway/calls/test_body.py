@@ -10,7 +10,9 @@ import pytest
 from autellix_backend.gateway.calls.body import bounded, parse_body
 from autellix_backend.gateway.calls.dialects import BY_PATH, DIALECTS
 from autellix_backend.gateway.errors import InvalidRequestError
-from autellix_backend.gateway.raw_json import check_items
+from autellix_backend.gateway.requests import check_values
+from autellix_backend.gateway.tenancy.intake import Intake
+from autellix_backend.gateway.tenancy.tenants import Tenant
 from autellix_backend.settings import TenantLimits
 
 COMPLETIONS = BY_PATH["/v1/completions"]
@@ -66,21 +68,37 @@ def test_a_request_is_read_for_logs(path: str, fields: dict[str, Any], expected:
         pytest.param(b'{"model": [' + b"[]," * 10**6 + b"[]]}", id="lists"),
         pytest.param(b'{"model": "m"' + b', "": 1' * 10**6 + b"}", id="fields"),
         pytest.param(b'{"prompt": [' + b'"",' * 10**6 + b'""]}', id="prompts"),
+        pytest.param(b'{"prompt": [' + b"1," * 10**6 + b"1]}", id="tokens"),
         pytest.param(b'{"a": ' + b"[" * 10**6, id="depth"),
         pytest.param(b"[" * 5000, id="depth of a small body"),
         pytest.param(b'{"\xff": 1}', id="encoding"),
         pytest.param(b'{"vllm_xargs": {"\xff": 1}}', id="encoding below"),
     ],
 )
-def test_a_body_that_would_delay_others_is_refused(body: bytes) -> None:
+async def test_a_body_that_would_delay_others_is_refused(body: bytes) -> None:
     with pytest.raises(InvalidRequestError):
-        check_items(body)
+        await checked(body)
         parse_body(body, COMPLETIONS)
 
 
-def test_a_tokenised_prompt_may_be_long() -> None:
-    body = parse_body(b'{"prompt": [' + b"1," * 10**6 + b"1]}", COMPLETIONS)
+async def test_a_tokenised_prompt_may_be_long() -> None:
+    text = b'{"prompt": [' + b"128000," * 390_000 + b"1]}"
+    await checked(text)
+    body = parse_body(text, COMPLETIONS)
     assert body.record_count == 1
+
+
+async def test_a_text_may_hold_much_json() -> None:
+    said = json.dumps({"messages": [{"role": "tool", "content": json.dumps([{"a": 1}] * 200_000)}]})
+    await checked(said.encode())
+
+
+async def checked(body: bytes) -> None:
+    """Check a body as that of a request; a long one is in the turn of its tenant."""
+    intake = Intake(2**30, 2**30, None, lambda *_: None)
+    with intake.hold(Tenant()) as hold:
+        hold.add(len(body))
+        await check_values(body, hold)
 
 
 @pytest.mark.parametrize(("name", "value"), [("model", "1e999"), ("stream", "1" * 5000), ("n", "1e400")])

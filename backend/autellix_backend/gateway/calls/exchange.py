@@ -37,8 +37,14 @@ from autellix_backend.gateway.errors import (
 from autellix_backend.gateway.identity.identity import IdentityResolver, read_identity
 from autellix_backend.gateway.identity.program_class import shared_prefix
 from autellix_backend.gateway.identity.session_tokens import SessionTokens
-from autellix_backend.gateway.raw_json import check_items, is_object
-from autellix_backend.gateway.requests import pause_after, read_body, read_headers, run_while_connected
+from autellix_backend.gateway.raw_json import is_object
+from autellix_backend.gateway.requests import (
+    check_values,
+    pause_after,
+    read_body,
+    read_headers,
+    run_while_connected,
+)
 from autellix_backend.gateway.tenancy.intake import Intake
 from autellix_backend.gateway.tenancy.tenants import Tenants
 from autellix_backend.observe.settled_call import Outcome
@@ -73,7 +79,7 @@ class CallEndpoint:
             data = await read_body(headers, receive, hold, self.max_body_bytes, "gateway.max_body_bytes")
             # A long body takes milliseconds in each of these steps.
             await hold.pause()
-            check_items(data)
+            await check_values(data, hold)
             await hold.pause()
             body = bounded(parse_body(data, dialect), tenant.limits, dialect)
             await hold.pause()
