@@ -292,7 +292,7 @@ async def test_requests_that_come_at_once_are_served_in_several_rounds(
             begun[number] += scope["type"] == "http"
             await super().__call__(scope, receive, send)
 
-    monkeypatch.setattr(rounds, "ROUND_S", 1.5 * rounds.FOLLOW_UP_S)
+    monkeypatch.setattr(rounds, "ROUND_S", 1.5 * rounds.REQUEST_S)
     monkeypatch.setattr(rounds, "SHARE", 0.0)
     monkeypatch.setattr(rounds, "RENEWAL_S", PATIENCE_S)
     async with listening(CountingApp()) as url, contextlib.AsyncExitStack() as stack:
@@ -326,7 +326,7 @@ async def test_connections_that_end_at_once_are_closed_in_several_rounds(
         connection_lost(self, exc)
 
     monkeypatch.setattr(BoundedHttpProtocol, "connection_lost", count)
-    monkeypatch.setattr(rounds, "ROUND_S", 1.5 * rounds.FOLLOW_UP_S)
+    monkeypatch.setattr(rounds, "ROUND_S", 1.5 * rounds.REQUEST_S)
     monkeypatch.setattr(rounds, "SHARE", 0.0)
     monkeypatch.setattr(rounds, "RENEWAL_S", PATIENCE_S)
     async with listening(EchoApp()) as url, asyncio.timeout(PATIENCE_S):

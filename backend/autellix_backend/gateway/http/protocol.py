@@ -27,7 +27,7 @@ from autellix_backend.gateway.errors import (
     error_shape,
 )
 from autellix_backend.gateway.http.connections import ConnectionTable
-from autellix_backend.gateway.http.rounds import FOLLOW_UP_S, Rounds
+from autellix_backend.gateway.http.rounds import FOLLOW_UP_S, REQUEST_S, Rounds
 from autellix_backend.gateway.requests import WATCH_CLIENT
 
 MAX_TARGET_BYTES = 8 * 1024
@@ -294,7 +294,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             # An earlier answer is under way: no client gets to read this one.
             raise InvalidRequestError(f"more than {MAX_PIPELINED} requests wait")
         self._table.set_busy(self)
-        self._rounds.charge(FOLLOW_UP_S)
+        self._rounds.charge(REQUEST_S)
         super().on_headers_complete()
         self._unanswered.append(self.cycle)
         # Both refer to the scope: a strong reference back would leave each request to the collector.

@@ -20,8 +20,10 @@ SHARE = 0.125
 """The part of a longer round, so that waiting clients advance also when each round takes long."""
 ROUND_OWNERS = 4
 """So many owners have an action in a round, even if the first uses up its time."""
-FOLLOW_UP_S = 0.0001
-"""What an opened connection, a request or a closed connection costs in the rounds after its own."""
+FOLLOW_UP_S = 0.00015
+"""What an opened or a closed connection costs in the rounds after its own."""
+REQUEST_S = 0.0001
+"""What a request costs in those of its first steps."""
 
 
 class Rounds:
