@@ -105,6 +105,7 @@ FAULTS: dict[str, tuple[bytes, type[Exception]]] = {
     "a status of four digits": (b"HTTP/1.1 2000 x\r\nContent-Length: 0\r\n\r\n", MALFORMED),
     "a space in a name": (OK + b"A b: c\r\nContent-Length: 0\r\n\r\n", MALFORMED),
     "a null in a value": (OK + b"A: b\x00c\r\nContent-Length: 0\r\n\r\n", MALFORMED),
+    "a folded header": (OK + b"A: b\r\n c\r\nContent-Length: 0\r\n\r\n", MALFORMED),
     "bare line feeds": (b"HTTP/1.1 200 OK\nContent-Length: 2\n\nhi", MALFORMED),
     "a long header": (OK + b"A: " + b"b" * 2**17 + b"\r\nContent-Length: 0\r\n\r\n", MALFORMED),
     "many headers": (OK + b"a: b\r\n" * 2**14 + b"Content-Length: 0\r\n\r\n", MALFORMED),
@@ -121,6 +122,7 @@ AIOHTTP_DIFFERS = {
     "upgrade",
     # It forgives them.
     "bare line feeds",
+    "a folded header",
 }
 
 
@@ -417,6 +419,37 @@ async def test_an_unread_body_pauses_the_engine() -> None:
     await wire.send([part])
     assert (await response.read_part(), await response.read_part()) == (part, b"")
     assert wire.freed == [wire.connection]
+
+
+async def test_what_takes_long_to_parse_takes_several_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunks of one byte: 256 KiB of them, as one read brings, would take 10 ms."""
+    monkeypatch.setattr(connection, "PARSE_S", 0.0)
+    wire = Wire()
+    asking = asyncio.create_task(wire.connection.request(b"", b"", TIMEOUT_S))
+    await asyncio.sleep(0)
+    chunks = connection.PIECE_BYTES
+    wire.connection.data_received(CHUNKED + b"1\r\na\r\n" * chunks + b"0\r\n\r\n")
+    assert not wire.transport.is_reading
+    response = await asking
+    assert len(await response.read_part()) < chunks // 2
+    rest = await whole(response)
+    assert len(rest) > chunks // 2
+    assert wire.transport.is_reading
+    assert wire.freed == [wire.connection]
+
+
+async def test_what_is_not_parsed_of_a_closed_connection_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "PARSE_S", 0.0)
+    wire = Wire()
+    asking = asyncio.create_task(wire.connection.request(b"", b"", TIMEOUT_S))
+    await asyncio.sleep(0)
+    wire.connection.data_received(CHUNKED + b"1\r\na\r\n" * connection.PIECE_BYTES)
+    response = await asking
+    response.close()
+    with pytest.raises(ConnectionResetError):
+        await whole(response)
+    assert wire.transport.is_closed
+    assert wire.freed == []
 
 
 async def test_a_connection_that_breaks_is_no_end_of_a_body() -> None:

@@ -7,6 +7,7 @@ it does for clients' connections; what an engine may send is bounded as what a c
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import cast
 
@@ -19,6 +20,10 @@ MAX_UNREAD_BYTES = 128 * 1024
 MAX_HEADERS = 256
 COPIED_BYTES = 64 * 1024
 """A request's body of so many goes out with its head in one piece; a longer one is not copied."""
+PIECE_BYTES = 8 * 1024
+"""Parsed at once; as chunks of one byte they take half a millisecond."""
+PARSE_S = 0.0005
+"""Of a round of the event loop, for what came at once; the rest waits for later rounds."""
 BODILESS = (204, 304)
 
 
@@ -37,7 +42,7 @@ class EngineResponse:
         """Whether no body follows whatever its headers say: the answer to HEAD."""
         self._connection = connection
         self._parts: list[bytes] = []
-        self._unread_bytes = 0
+        self.unread_bytes = 0
         self._has_head = False
         self._is_complete = False
         self._error: Exception | None = None
@@ -84,9 +89,9 @@ class EngineResponse:
             await self._wait()
         part = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
         self._parts.clear()
-        self._unread_bytes = 0
+        self.unread_bytes = 0
         if not self._is_complete:
-            self._connection.resume()
+            self._connection.adapt_reading()
         return part
 
     def close(self) -> None:
@@ -112,12 +117,11 @@ class EngineResponse:
         self.status, self._has_head = status, True
         self._wake()
 
-    def add(self, part: bytes) -> int:
-        """Take a part of the body; return the bytes that are not read."""
+    def add(self, part: bytes) -> None:
+        """Take a part of the body."""
         self._parts.append(part)
-        self._unread_bytes += len(part)
+        self.unread_bytes += len(part)
         self._wake()
-        return self._unread_bytes
 
     def end(self, error: Exception | None = None) -> None:
         """Take the end of the response, or why there is none."""
@@ -145,6 +149,8 @@ class EngineConnection(asyncio.Protocol):
         self._response: EngineResponse | None = None
         """The one that has not ended."""
         self._deadline: asyncio.TimerHandle | None = None
+        self._unparsed = memoryview(b"")
+        """Of what came."""
         self._is_in_head = True
         self._headers = 0
         self._head_bytes = 0
@@ -198,10 +204,17 @@ class EngineConnection(asyncio.Protocol):
         """End the connection; a response that has not ended fails."""
         self._fail(ConnectionResetError("the gateway closed the connection"))
 
-    def resume(self) -> None:
-        """Read on."""
-        if self._is_paused:
-            self._is_paused = False
+    def adapt_reading(self) -> None:
+        """Read on, or not: while the response is not read, or what came is not parsed, no more may come."""
+        response = self._response
+        is_full = response is not None and response.unread_bytes > MAX_UNREAD_BYTES
+        should_pause = is_full or bool(self._unparsed)
+        if should_pause == self._is_paused or self._transport.is_closing():
+            return
+        self._is_paused = should_pause
+        if should_pause:
+            self._transport.pause_reading()
+        else:
             self._transport.resume_reading()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -213,6 +226,7 @@ class EngineConnection(asyncio.Protocol):
         """End the response, as complete if this is how it ends."""
         # The parser refers to this.
         self._parser = None
+        self._unparsed = memoryview(b"")
         is_end = exc is None and self._ends_with_connection
         self._end_response(
             None if is_end else ConnectionResetError(str(exc or "the engine closed the connection"))
@@ -220,10 +234,24 @@ class EngineConnection(asyncio.Protocol):
         self._on_lost(self)
 
     def data_received(self, data: bytes) -> None:
-        """Parse what came."""
+        """Parse what came, in this round of the event loop or in later ones."""
+        self._unparsed = memoryview(data)
+        self._parse_unparsed()
+
+    def _parse_unparsed(self) -> None:
+        end_s = time.perf_counter() + PARSE_S
+        while self._unparsed:
+            piece, self._unparsed = self._unparsed[:PIECE_BYTES], self._unparsed[PIECE_BYTES:]
+            self._parse(piece)
+            if self._unparsed and time.perf_counter() > end_s:
+                self._loop.call_soon(self._parse_unparsed)
+                break
+        self.adapt_reading()
+
+    def _parse(self, data: memoryview) -> None:
         if self._response is None or self._parser is None:
             # Nobody asked: it could pass for the answer to the next request.
-            self._transport.abort()
+            self.close()
             return
         self._has_progressed = False
         try:
@@ -286,9 +314,8 @@ class EngineConnection(asyncio.Protocol):
     def on_body(self, part: bytes) -> None:
         """Take a part of the body."""
         self._has_progressed = True
-        if self._response is not None and self._response.add(part) > MAX_UNREAD_BYTES and not self._is_paused:
-            self._is_paused = True
-            self._transport.pause_reading()
+        if self._response is not None:
+            self._response.add(part)
 
     def on_message_complete(self) -> None:
         """Take the end of a response, unless it was an interim one."""
@@ -298,6 +325,7 @@ class EngineConnection(asyncio.Protocol):
         self._end_response()
 
     def _fail(self, error: Exception) -> None:
+        self._unparsed = memoryview(b"")
         self._end_response(error)
         self._transport.abort()
 
@@ -312,7 +340,7 @@ class EngineConnection(asyncio.Protocol):
 
     def _become_free(self) -> None:
         """Wait for the next request once the response has ended, if this connection is fit for one."""
-        if self._response is not None:
+        if self._response is not None or self._unparsed:
             return
         # A request whose end the engine did not wait for would run into the next one.
         if not self._can_stay or self._transport.is_closing() or self._transport.get_write_buffer_size():
@@ -321,7 +349,6 @@ class EngineConnection(asyncio.Protocol):
         self._is_in_head = True
         self._headers = self._head_bytes = 0
         self._ends_with_connection = False
-        self.resume()
         self.free_since_s = self._loop.time()
         self._on_free(self)
 
