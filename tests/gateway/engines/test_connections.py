@@ -126,6 +126,12 @@ async def test_one_that_the_engine_has_closed_is_not_used() -> None:
         assert found.opened == 2
 
 
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
+async def test_an_address_of_version_6() -> None:
+    async with engine("::1") as found, connections_to(found, "[::1]") as connections:
+        assert await ask(connections) == b"{}"
+
+
 async def test_requests_leave_at_once() -> None:
     async with engine() as found, connections_to(found) as connections:
         connection = await connections.take()
