@@ -16,6 +16,7 @@ from autellix_backend.gateway.http.rounds import Rounds
 def long_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let only the tests' own charges use up a round, however slow the machine is."""
     monkeypatch.setattr(module, "ROUND_S", 3600.0)
+    monkeypatch.setattr(module, "ALONE_ROUND_S", 4 * 3600.0)
     monkeypatch.setattr(module, "RENEWAL_S", 1e9)
     monkeypatch.setattr(module, "SHARE", 0.0)
 
@@ -69,6 +70,34 @@ async def test_a_round_runs_what_it_has_time_for() -> None:
     assert len(played.ran) == 2
     await played.play(10)
     assert max(Counter(number for _, number in played.ran).values()) == 2
+
+
+async def test_an_owner_that_is_alone_has_longer_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SHARED_S", -1.0)
+    played = Played(1800.0)
+    for _ in range(20):
+        played.run("a")
+    await played.play(20)
+    assert max(Counter(number for _, number in played.ran).values()) == 8
+
+
+async def test_an_owner_is_not_alone_for_a_while_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SHARED_S", 1e9)
+    played = Played(1800.0)
+    for owner in "a" * 10 + "b" + "a" * 10:
+        played.run(owner)
+    await played.play(21)
+    assert max(Counter(number for _, number in played.ran).values()) == 2
+
+
+@pytest.mark.parametrize(
+    ("owners", "alone"),
+    [("aaa", [False, False, True]), ("aba", [False, False, False]), ("abbb", [False, False, False, True])],
+)
+def test_who_is_alone(owners: str, alone: list[bool]) -> None:
+    """Each of these comes 0.6 seconds after the one before."""
+    solitude = module.Solitude()
+    assert [solitude.is_alone(owner, 0.6 * number) for number, owner in enumerate(owners)] == alone
 
 
 async def test_owners_take_turns_and_each_keeps_its_order() -> None:

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.types import Message
 from tests.waiting import PATIENCE_S
 
-from autellix_backend.gateway.http import turns
+from autellix_backend.gateway.http import rounds, turns
 from autellix_backend.gateway.http.turns import AnswerTurns, RequestTurns
 from autellix_backend.gateway.requests import ClientGoneError
 from autellix_backend.gateway.tenancy.tenants import Tenant
@@ -106,7 +106,7 @@ async def test_long_rounds_cost_others_than_the_crowded_no_turns(monkeypatch: py
 
 
 async def test_a_tenant_that_is_alone_waits_for_no_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns, "SHARED_S", -1.0)
+    monkeypatch.setattr(rounds, "SHARED_S", -1.0)
     made = RequestTurns()
     begun: list[int] = []
 

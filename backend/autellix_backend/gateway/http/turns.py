@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.types import Scope
 
 from autellix_backend.gateway.http.protocol import has_left
+from autellix_backend.gateway.http.rounds import Solitude
 from autellix_backend.gateway.requests import ClientGoneError
 from autellix_backend.gateway.tenancy.tenants import Tenant
 from autellix_backend.pauses import Pauses
@@ -25,8 +26,6 @@ BURST = 2
 """Requests that a tenant begins at once after a while without any."""
 MAX_LEFT = 8
 """Requests that end in a round because their clients left, before the next one that begins."""
-SHARED_S = 1.0
-"""How long after another's request a tenant is not yet alone."""
 
 
 class RequestTurns:
@@ -38,9 +37,7 @@ class RequestTurns:
     """
 
     def __init__(self) -> None:
-        self._last = ""
-        self._shared_until_s = 0.0
-        """Of the event loop's clock; from then on the last tenant is alone."""
+        self._solitude = Solitude()
         self._owed: dict[str, float] = {}
         """By tenant, the rounds that pass before it has its whole burst again."""
         self._began_s = 0.0
@@ -51,9 +48,7 @@ class RequestTurns:
     async def begin(self, tenant: str, scope: Scope) -> bool:
         """Wait until a request of a tenant may begin; return False if its client has left meanwhile."""
         loop = asyncio.get_running_loop()
-        if tenant != self._last:
-            self._last, self._shared_until_s = tenant, loop.time() + SHARED_S
-        elif not self._waiting and loop.time() > self._shared_until_s:
+        if self._solitude.is_alone(tenant, loop.time()) and not self._waiting:
             return True
         if self._has_burst(tenant):
             if not self._owed:
