@@ -9,11 +9,12 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from autellix_backend.cli import main as cli
-from autellix_backend.cli.commands import GROUPS
+from autellix_backend.cli.commands import COMMANDS, GROUPS
 from autellix_backend.engines.base import EngineStartError
 from autellix_lab.demo.model import MARKER
 
@@ -99,8 +100,9 @@ def test_a_failed_engine_and_ctrl_c_have_their_own_exit_codes(
 ) -> None:
     """A failed start exits with 1 and the engine's log, Ctrl-C with 130."""
 
-    class Failing:
+    class Failing(ModuleType):
         def __init__(self, error: BaseException) -> None:
+            super().__init__("serve")
             self.error = error
 
         def add_arguments(self, parser: argparse.ArgumentParser) -> None:
@@ -109,12 +111,13 @@ def test_a_failed_engine_and_ctrl_c_have_their_own_exit_codes(
         def run(self, args: argparse.Namespace) -> int:
             raise self.error
 
+    serve = COMMANDS["serve"].module
     start_error = EngineStartError("replica-0 ended", Path("/log"), "the last line")
-    monkeypatch.setattr(cli, "_load", lambda *_: Failing(start_error))
+    monkeypatch.setitem(sys.modules, serve, Failing(start_error))
     assert cli.main(["serve"]) == 1
     assert "replica-0 ended\nLast lines of /log:\nthe last line" in capsys.readouterr().err
 
-    monkeypatch.setattr(cli, "_load", lambda *_: Failing(KeyboardInterrupt()))
+    monkeypatch.setitem(sys.modules, serve, Failing(KeyboardInterrupt()))
     assert cli.main(["serve"]) == 130
 
 

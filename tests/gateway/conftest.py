@@ -15,6 +15,7 @@ from typing import Any
 import aiohttp
 import pytest
 from fastapi import FastAPI
+from tests.gateway.usage import check_usage, reserved_calls
 from tests.serving import listening
 from tests.waiting import PATIENCE_S
 
@@ -166,8 +167,8 @@ def serve() -> Serve:
                     store.check()
                     assert len(app.state.components.classes) == (await store.counts()).programs
                     if rig.limiter is not None:
-                        rig.limiter.check()
-                        assert rig.limiter.open_calls == 0
+                        check_usage(rig.limiter)
+                        assert reserved_calls(rig.limiter) == 0
             finally:
                 await engine.stop()
 

@@ -78,10 +78,10 @@ def test_a_call_of_a_program_without_a_class_is_skipped() -> None:
 
 def test_ends_of_other_gateways_and_of_earlier_ones_teach_as_well() -> None:
     classes = ProgramClasses()
-    classes.learn(
-        ProgramEnd(program_id=f"red/{number}", class_id="red/a/b", first_prompt_tokens=100, work=5.0)
-        for number in range(LEAST_PROGRAMS + 1)
-    )
+    for number in range(LEAST_PROGRAMS + 1):
+        classes.on_program_ended(
+            ProgramEnd(program_id=f"red/{number}", class_id="red/a/b", first_prompt_tokens=100, work=5.0)
+        )
 
     (report,) = classes.reports("red")
 

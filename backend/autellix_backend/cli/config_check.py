@@ -11,7 +11,6 @@ from pathlib import Path
 
 from autellix_backend.cli.server import resolve
 from autellix_backend.cli.workers import check_workers
-from autellix_backend.core.policies import make_policy
 from autellix_backend.engines.factory import check_host_memory
 from autellix_backend.engines.models import check_model
 from autellix_backend.engines.replica import generated_model
@@ -19,11 +18,9 @@ from autellix_backend.engines.vllm_command import check_arguments, check_engine_
 from autellix_backend.errors import CommandError
 from autellix_backend.gateway.tenancy.file import load_tenants
 from autellix_backend.observe import otlp
-from autellix_backend.observe.line_writer import STANDARD_ERROR
-from autellix_backend.settings import GatewaySettings, Settings, SettingsError
+from autellix_backend.observe.line_writer import check_writable
+from autellix_backend.settings import GatewaySettings, Settings
 from autellix_backend.stores.factory import make_store
-
-__all__ = ["NO_SHARED_SECRET", "notes_on", "problems_of"]
 
 NO_SHARED_SECRET = (
     "gateway.token_secret is not set: other gateways of this table need the same, "
@@ -39,10 +36,8 @@ def problems_of(settings: Settings) -> Iterator[str]:
         partial(check_workers, settings),
         partial(load_tenants, settings),
         partial(resolve, settings.gateway),
-        partial(_check_output, settings.gateway.record_path, "gateway.record_path"),
-        partial(_check_output, settings.observe.call_log, "observe.call_log"),
-        partial(_check_output, settings.observe.history_file, "observe.history_file"),
-        partial(_check_traces, settings),
+        *output_checks(settings),
+        partial(_check_history, settings.observe.history_file),
         partial(_check_store, settings),
         partial(_check_engine, settings),
     )
@@ -51,6 +46,15 @@ def problems_of(settings: Settings) -> Iterator[str]:
             check()
         except CommandError as error:
             yield str(error)
+
+
+def output_checks(settings: Settings) -> tuple[Callable[[], None], ...]:
+    """Return the checks of what the gateway writes and sends, each with a SettingsError for its problem."""
+    return (
+        partial(check_writable, settings.gateway.record_path, "gateway.record_path"),
+        partial(check_writable, settings.observe.call_log, "observe.call_log"),
+        partial(otlp.check_installed, settings.observe.otlp_endpoint, os.environ),
+    )
 
 
 def notes_on(settings: Settings) -> Iterator[str]:
@@ -78,27 +82,14 @@ def _is_taken(gateway: GatewaySettings) -> bool:
     return False
 
 
-def _check_output(path: Path | None, setting: str) -> None:
-    """Check that a file can be written, without making it."""
-    if path is None or path == STANDARD_ERROR:
-        return
-    folder = path.parent
-    if path.is_dir():
-        raise SettingsError(setting, f"{path} is a folder", "a file")
-    if not folder.is_dir():
-        raise SettingsError(setting, f"there is no folder {folder}", "a file in a folder that exists")
-    if not os.access(path if path.exists() else folder, os.W_OK):
-        raise SettingsError(setting, f"cannot write {path}", "a file that can be written")
-
-
-def _check_traces(settings: Settings) -> None:
-    if settings.observe.otlp_endpoint is not None:
-        otlp.check_installed()
+def _check_history(path: Path | None) -> None:
+    # The gateway creates the folder of this one.
+    if path is not None and path.parent.is_dir():
+        check_writable(path, "observe.history_file")
 
 
 def _check_store(settings: Settings) -> None:
     """Check that the store's packages are installed; nothing is opened."""
-    make_policy(settings.scheduler.policy)
     make_store(settings, session_ttl_s=1.0, clock=float, on_fallback=lambda: None)
 
 

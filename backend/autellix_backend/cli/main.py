@@ -12,7 +12,6 @@ import importlib.metadata
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
-from types import ModuleType
 from typing import cast
 
 from autellix_backend.cli.commands import COMMANDS, GROUPS, Command
@@ -46,7 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     chosen = next((argument for argument in arguments if not argument.startswith("-")), "")
     try:
-        return _run(chosen, arguments)
+        args = make_parser([chosen]).parse_args(arguments)
+        return cast("int", args.run(args))
     except ModuleNotFoundError as error:
         if (error.name or "").startswith(PACKAGE):
             raise
@@ -55,12 +55,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(error)
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
-
-
-def _run(chosen: str, arguments: list[str]) -> int:
-    parser = make_parser([chosen])
-    args = parser.parse_args(arguments)
-    return cast("int", args.run(args))
 
 
 def make_parser(chosen: Sequence[str]) -> argparse.ArgumentParser:
@@ -82,7 +76,7 @@ def make_parser(chosen: Sequence[str]) -> argparse.ArgumentParser:
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         if name in chosen:
-            module = _load(command.module)
+            module = importlib.import_module(command.module)
             module.add_arguments(subparser)
             subparser.set_defaults(run=module.run)
     return parser
@@ -112,10 +106,6 @@ def _overview(commands: Mapping[str, Command]) -> str:
                 lines += [f"{'':<{NAME_WIDTH + 2}}$ {command.example}"]
         lines += [""]
     return "\n".join([*lines, f"`{PACKAGE} COMMAND --help` shows the options of a command."])
-
-
-def _load(module: str) -> ModuleType:
-    return importlib.import_module(module)
 
 
 def _version() -> str:

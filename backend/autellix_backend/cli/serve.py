@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import os
 import signal
 import socket
 import sys
@@ -16,6 +15,7 @@ import uvloop
 
 from autellix_backend.cli import announcements
 from autellix_backend.cli.announcements import note, note_change, note_noise, ready_line, root_url
+from autellix_backend.cli.config_check import output_checks
 from autellix_backend.cli.options import add_setting_options, settings_from_args
 from autellix_backend.cli.running_engines import running_engines
 from autellix_backend.cli.server import GatewayServer, answering_meanwhile, bind
@@ -31,8 +31,6 @@ from autellix_backend.gateway.http.page import PAGE_PATH, has_page
 from autellix_backend.gateway.tenancy.file import load_tenants
 from autellix_backend.gateway.tenancy.tenants import Tenants
 from autellix_backend.gateway.workers.link import Link
-from autellix_backend.observe import otlp
-from autellix_backend.observe.line_writer import check_writable
 from autellix_backend.settings import RawValue, Settings, SettingsError, unknown_variables
 
 SWITCH_INTERVAL_S = 0.0005
@@ -78,7 +76,8 @@ async def serve(settings: Settings, *, opens_page: bool = False) -> int:
     """
     check_workers(settings)
     with contextlib.closing(bind(settings.gateway)) as listener:
-        _check_outputs(settings)
+        for check in output_checks(settings):
+            check()
         if settings.gateway.workers > 1:
             # The workers' tokens are one another's.
             return await Workers(with_token_secret(settings), listener, serve_worker).run()
@@ -160,16 +159,6 @@ async def serve_on(
     if server.is_cut_short:
         return EXIT_INTERRUPTED
     return 0 if server.started else EXIT_FAILURE
-
-
-def _check_outputs(settings: Settings) -> None:
-    """Check the outputs before the slow start of the engine."""
-    if settings.gateway.record_path is not None:
-        check_writable(settings.gateway.record_path, "gateway.record_path")
-    if settings.observe.call_log is not None:
-        check_writable(settings.observe.call_log, "observe.call_log")
-    if otlp.sends_any(settings.observe.otlp_endpoint, os.environ):
-        otlp.check_installed()
 
 
 def _reload(tenants: Tenants) -> None:

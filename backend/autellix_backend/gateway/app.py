@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from functools import partial
 
 from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 from autellix_backend.engines.base import Engine
 from autellix_backend.gateway.calls.dialects import DIALECTS
@@ -27,7 +28,7 @@ from autellix_backend.gateway.http import (
     timeline,
 )
 from autellix_backend.gateway.http.authentication import Authentication
-from autellix_backend.gateway.http.call_paths import CallApp
+from autellix_backend.gateway.http.call_paths import CallPaths
 from autellix_backend.gateway.http.connections import MAX_CONNECTIONS
 from autellix_backend.gateway.http.errors import install_error_handlers
 from autellix_backend.gateway.http.mark import Mark
@@ -78,22 +79,20 @@ def create_app(
     """
     components = Components(settings, engines, store=store, tenants=tenants, clock=clock, parent=parent)
     _answer_others(components)
-    app = CallApp(
+    app = FastAPI(
         title="Autellix", openapi_url=None, lifespan=partial(_lifespan, components), redirect_slashes=False
     )
     install_error_handlers(app)
-    if components.tenants.has_keys:
-        app.add_middleware(
-            Authentication,
-            tenants=components.tenants,
-            on_refusal=components.count_refusal,
-            max_connections=max_connections,
-        )
     has_keys, host = components.tenants.has_keys, settings.gateway.host
-    app.add_middleware(SameOrigin, is_local=not has_keys and is_loopback(host))
-    app.add_middleware(Mark)
     routes = _engine_routes(components)
-    app.calls.update({route.path: route.app for route in routes if isinstance(route.app, CallEndpoint)})
+    calls = {route.path: route.app for route in routes if isinstance(route.app, CallEndpoint)}
+    # Calls pass our layers, but not the framework's, which apply to its routes only.
+    stack: ASGIApp = CallPaths(calls, app.build_middleware_stack())
+    if has_keys:
+        stack = Authentication(
+            stack, components.tenants, components.count_refusal, max_connections=max_connections
+        )
+    app.middleware_stack = Mark(SameOrigin(stack, is_local=not has_keys and is_loopback(host)))
     app.router.routes.extend(routes)
     for room in ROOMS:
         app.router.routes.extend(room.router.routes)
@@ -130,7 +129,8 @@ async def _lifespan(components: Components, _app: FastAPI) -> AsyncIterator[None
             stack.push_async_callback(asyncio.to_thread, components.history_file.close)
         await components.store.open()
         stack.push_async_callback(components.store.close)
-        components.classes.learn(await components.store.recent_ends())
+        for end in await components.store.recent_ends():
+            components.classes.on_program_ended(end)
         components.pool.open()
         stack.push_async_callback(components.pool.close)
         await components.operations.catch_up()

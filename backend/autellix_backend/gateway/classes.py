@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from autellix_backend.core.classes import (
     LEAST_SCORED,
@@ -55,11 +55,6 @@ class ProgramClasses:
             self._sizes.on_call(program, finished_calls=0, attained_work=0.0)
         if program is not None:
             self._sizes.on_end(program, end.work)
-
-    def learn(self, ends: Iterable[ProgramEnd]) -> None:
-        """Learn from programs that ended before this gateway started."""
-        for end in ends:
-            self.on_program_ended(end)
 
     def class_of(self, program_id: str) -> str:
         """Return the id of a program's class, empty for an unknown program."""

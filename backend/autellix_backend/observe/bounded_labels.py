@@ -2,20 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 OTHER = "other"
-
-
-class KnownLabels:
-    """The values that an operator named; all others are `other`."""
-
-    def __init__(self, values: Iterable[str]) -> None:
-        self._values = frozenset(values)
-
-    def of(self, value: str | None) -> str:
-        """Return the label of a value."""
-        return value if value is not None and value in self._values else OTHER
 
 
 class LearnedLabels:

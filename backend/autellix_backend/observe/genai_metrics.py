@@ -103,7 +103,7 @@ def make_genai_metrics(endpoint: str | None, environment: Mapping[str, str]) -> 
     url = endpoint_of("metrics", endpoint, environment)
     if url is None:
         return None
-    check_installed()
+    check_installed(endpoint, environment)
     from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
     from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
 

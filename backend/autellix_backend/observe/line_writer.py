@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
+import os
 import queue
 import sys
 import threading
@@ -32,7 +33,7 @@ class LineWriter(Generic[T]):
     def __init__(
         self, path: Path, render: Callable[[T], str], results: Counter, *, setting: str, max_pending: int
     ) -> None:
-        """Check that the file can be written.
+        """Create the file unless it is there.
 
         Args:
             path: The file.
@@ -45,6 +46,7 @@ class LineWriter(Generic[T]):
             SettingsError: if it cannot be written.
         """
         check_writable(path, setting)
+        append_text(path, "")
         self._path = path
         self._render = render
         self._results = results
@@ -107,17 +109,20 @@ def append_text(path: Path, text: str) -> None:
             raise
 
 
-def check_writable(path: Path, setting: str) -> None:
-    """Check that lines can be appended to the path of a setting.
+def check_writable(path: Path | None, setting: str) -> None:
+    """Check that lines can be appended to the path of a setting, without creating the file.
 
     Raises:
         SettingsError: if they cannot.
     """
-    if path == STANDARD_ERROR:
+    if path is None or path == STANDARD_ERROR:
         return
-    try:
-        path.open("ab").close()
-    except OSError as error:
-        raise SettingsError(
-            setting, f"cannot write {path} ({error.strerror})", "a file that can be written, or -"
-        ) from error
+    if path.is_dir():
+        problem = "it is a folder"
+    elif not path.parent.is_dir():
+        problem = f"there is no folder {path.parent}"
+    elif not os.access(path if path.exists() else path.parent, os.W_OK):
+        problem = "permission denied"
+    else:
+        return
+    raise SettingsError(setting, f"cannot write {path} ({problem})", "a file that can be written, or -")

@@ -15,7 +15,7 @@ from prometheus_client import Counter, Info, ProcessCollector, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.metrics import MetricWrapperBase
 
-from autellix_backend.observe.bounded_labels import KnownLabels, LearnedLabels
+from autellix_backend.observe.bounded_labels import OTHER, LearnedLabels
 from autellix_backend.observe.metric_families import Merge, MetricFactory, MetricFamily
 from autellix_backend.observe.settled_call import Outcome, SettledCall
 from autellix_backend.reports.snapshot import AdmissionSnapshot, EngineSnapshot, KvOffloadTotals
@@ -115,7 +115,7 @@ class ProgramMetrics:
     """Counts ended programs by the names that the operator chose."""
 
     def __init__(self, make: MetricFactory, names: Iterable[str]) -> None:
-        self._names = KnownLabels(names)
+        self._names = frozenset(names)
         self._duration_s = make.latency(
             "program_duration_seconds",
             "First arrival of an ended program to its last answer.",
@@ -134,7 +134,7 @@ class ProgramMetrics:
 
     def take(self, name: str | None, spent_s: Mapping[str, float], output_tokens: int) -> None:
         """Count a program by the parts of its duration (s)."""
-        label, duration_s = self._names.of(name), sum(spent_s.values())
+        label, duration_s = name if name in self._names else OTHER, sum(spent_s.values())
         self._duration_s.labels(label).observe(duration_s)
         if output_tokens:
             self._token_s.labels(label).observe(duration_s / output_tokens)

@@ -45,17 +45,14 @@ def endpoint_of(signal: Signal, endpoint: str | None, environment: Mapping[str, 
     return of_all.rstrip("/") + _path(signal) if of_all else None
 
 
-def sends_any(endpoint: str | None, environment: Mapping[str, str]) -> bool:
-    """Return whether any signal is sent."""
-    return any(endpoint_of(signal, endpoint, environment) is not None for signal in SIGNALS)
-
-
-def check_installed() -> None:
-    """Check that the packages that send data are installed.
+def check_installed(endpoint: str | None, environment: Mapping[str, str]) -> None:
+    """Check that the packages that send data are installed if any signal is sent.
 
     Raises:
         SettingsError: if the extra is not installed.
     """
+    if all(endpoint_of(signal, endpoint, environment) is None for signal in SIGNALS):
+        return
     try:
         importlib.import_module("opentelemetry.sdk.trace.export")
         for module in _EXPORTERS.values():

@@ -125,7 +125,7 @@ def make_tracer(endpoint: str | None, environment: Mapping[str, str]) -> Program
     url = endpoint_of("traces", endpoint, environment)
     if url is None:
         return None
-    check_installed()
+    check_installed(endpoint, environment)
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 

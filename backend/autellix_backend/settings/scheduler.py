@@ -11,8 +11,6 @@ import msgspec
 
 from autellix_backend.core.config import SchedulerConfig
 
-__all__ = ["scheduler_from_mapping", "scheduler_to_mapping"]
-
 _NAMES = sorted(field.name for field in fields(SchedulerConfig))
 
 

@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 
 from autellix_backend.gateway.calls.body import bounded, parse_body
-from autellix_backend.gateway.calls.dialects import BY_PATH, DIALECTS
+from autellix_backend.gateway.calls.dialects import DIALECTS
 from autellix_backend.gateway.errors import InvalidRequestError
 from autellix_backend.gateway.requests import check_values
 from autellix_backend.gateway.tenancy.intake import Intake
 from autellix_backend.gateway.tenancy.tenants import Tenant
 from autellix_backend.settings import TenantLimits
 
+BY_PATH = {row.path: row for row in DIALECTS}
 COMPLETIONS = BY_PATH["/v1/completions"]
 
 

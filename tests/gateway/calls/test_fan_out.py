@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from autellix_backend.gateway.calls.body import parse_body
-from autellix_backend.gateway.calls.dialects import BY_PATH
+from autellix_backend.gateway.calls.dialects import DIALECTS
 from autellix_backend.reports.request_ids import args_in, marked_id
 from autellix_wire import engine_args
 
 CHAT = "/v1/chat/completions"
+CHAT_CALLS = next(row for row in DIALECTS if row.path == CHAT)
 
 
 async def test_a_beam_search_is_named_by_its_identity(serve: Any) -> None:
@@ -52,4 +53,4 @@ async def test_no_client_gives_such_a_name(serve: Any, path: str) -> None:
 )
 def test_a_beam_search_is_many_requests(fields: dict[str, Any], count: int) -> None:
     data = json.dumps({"use_beam_search": True, **fields}).encode()
-    assert parse_body(data, BY_PATH[CHAT]).record_count == count
+    assert parse_body(data, CHAT_CALLS).record_count == count

@@ -6,10 +6,11 @@ import json
 from typing import Any
 
 import pytest
+from fastapi import FastAPI
 from starlette.types import Message, Receive, Scope, Send
 
 from autellix_backend.gateway.errors import NotFoundError
-from autellix_backend.gateway.http.call_paths import CallApp
+from autellix_backend.gateway.http.call_paths import CallPaths
 from autellix_backend.gateway.requests import ClientGoneError
 
 
@@ -24,7 +25,7 @@ class Marked:
         await self._app(scope, receive, send)
 
 
-async def ask(app: CallApp, path: str, method: str = "POST") -> list[Message]:
+async def ask(app: FastAPI, path: str, method: str = "POST") -> list[Message]:
     """Send one request to an app; return what it sends."""
     sent: list[Message] = []
 
@@ -49,10 +50,9 @@ async def ask(app: CallApp, path: str, method: str = "POST") -> list[Message]:
     return sent
 
 
-def app_of(endpoint: Any) -> CallApp:
-    app = CallApp()
-    app.add_middleware(Marked)
-    app.calls["/call"] = endpoint
+def app_of(endpoint: Any) -> FastAPI:
+    app = FastAPI()
+    app.middleware_stack = Marked(CallPaths({"/call": endpoint}, app.build_middleware_stack()))
     return app
 
 

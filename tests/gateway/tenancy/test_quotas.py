@@ -12,11 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from tests.gateway.usage import check_usage, counted_programs
 
 from autellix_backend.core.policies import make_policy
 from autellix_backend.gateway.calls.body import bounded, parse_body
-from autellix_backend.gateway.calls.dialects import BY_PATH
-from autellix_backend.gateway.errors import BodyTooLargeError, InvalidRequestError, LimitError
+from autellix_backend.gateway.calls.dialects import DIALECTS
+from autellix_backend.gateway.errors import InvalidRequestError, LimitError
 from autellix_backend.gateway.tenancy.limiter import Charge, Limiter
 from autellix_backend.gateway.tenancy.quotas import (
     DAY_S,
@@ -39,6 +40,7 @@ RATES = st.floats(0.5, 600.0)
 STEPS_S = st.floats(0.0, 30.0)
 KEYS = itertools.count()
 UNTIMED = settings(deadline=None)
+BY_PATH = {row.path: row for row in DIALECTS}
 
 
 def make_limiter(refusals: list[tuple[str, str]] | None = None) -> Limiter:
@@ -183,36 +185,28 @@ def test_a_daily_budget_resets_at_midnight() -> None:
     assert admit(limiter, tenant, now=DAY_S)
 
 
-def test_a_body_above_the_limit_of_all_calls_is_too_large() -> None:
-    refusals: list[tuple[str, str]] = []
-    limiter, tenant = make_limiter(refusals), Tenant(name="t", limits=TenantLimits(max_call_bytes=10))
-    with pytest.raises(BodyTooLargeError, match=r"10 bytes \(limits\.max_call_bytes\)"):
-        admit(limiter, tenant, size=11)
-    assert refusals == [("t", "body_too_large")]
-
-
 def test_no_limits_cost_no_memory() -> None:
     limiter = make_limiter()
     assert limiter.admit(Tenant(name="t"), "c", "p", 5, 0.0) == {}
-    limiter.check()
-    assert limiter.program_count == 0
+    check_usage(limiter)
+    assert counted_programs(limiter) == 0
 
 
 def test_a_refused_call_keeps_no_program() -> None:
     limiter, tenant = make_limiter(), Tenant(limits=TenantLimits(max_calls=9))
     limiter.release(admit(limiter, tenant, "new"), 0.0)
-    assert limiter.program_count == 0
+    assert counted_programs(limiter) == 0
     running = admit(limiter, tenant, "ending")
     limiter.release(admit(limiter, tenant, "ending"), 0.0)
     charge(limiter, running)
     late = admit(limiter, tenant, "ending")
     limiter.on_program_ended("ending")
-    assert limiter.program_count == 1
+    assert counted_programs(limiter) == 1
     limiter.release(late, 0.0)
-    assert limiter.program_count == 0
+    assert counted_programs(limiter) == 0
     charge(limiter, admit(limiter, tenant, "alive"), is_refunded=True)
     limiter.release(admit(limiter, tenant, "alive"), 0.0)
-    assert limiter.program_count == 1
+    assert counted_programs(limiter) == 1
 
 
 def test_an_ended_program_no_longer_counts_against_the_limit() -> None:
@@ -299,16 +293,16 @@ class LimiterBesideStore(RuleBasedStateMachine):
 
     @invariant()
     def holds_what_the_store_holds(self) -> None:
-        self.limiter.check()
-        assert self.limiter.program_count == asyncio.run(self.store.counts()).programs
+        check_usage(self.limiter)
+        assert counted_programs(self.limiter) == asyncio.run(self.store.counts()).programs
 
     def teardown(self) -> None:
         while self.running:
             self.settle_one(0, is_final=True, is_refunded=False)
         self.now += 100.0
         asyncio.run(self.store.reap(self.now))
-        self.limiter.check()
-        assert self.limiter.program_count == 0
+        check_usage(self.limiter)
+        assert counted_programs(self.limiter) == 0
 
 
 TestLimiterBesideStore = LimiterBesideStore.TestCase
@@ -431,7 +425,7 @@ async def test_ended_programs_and_sessions_free_their_quota(serve: Any) -> None:
             assert response.status == 204
         # Without an id a program is one request.
         assert [await status() for _ in range(3)] == [200] * 3
-        assert rig.limiter.program_count == 0
+        assert counted_programs(rig.limiter) == 0
 
 
 @pytest.mark.parametrize(

@@ -102,4 +102,3 @@ DIALECTS = (
     Dialect(path="/detokenize", summary="The text of tokens", makes_call=False),
     Dialect(path="/version", summary="The engine's version", method="GET", makes_call=False),
 )
-BY_PATH = {row.path: row for row in DIALECTS}

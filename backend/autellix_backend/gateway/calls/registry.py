@@ -122,7 +122,6 @@ class CallRegistry:
 
         Raises:
             LimitError: if the tenant's limits forbid it.
-            BodyTooLargeError: if they do for its body alone.
             ParentSilentError: if the parent of several workers, which counts their calls, does not answer.
             ForeignProgramError: if identity is strict and the program is another client's.
         """

@@ -4,34 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from typing import Any
 
-from fastapi import FastAPI
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from autellix_backend.gateway.errors import GatewayError
 from autellix_backend.gateway.http.errors import crash_response, error_response
 from autellix_backend.gateway.requests import ClientGoneError
-
-
-class CallApp(FastAPI):
-    """A FastAPI app that routes everything but calls, which go from its middleware to their endpoints."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self.calls: dict[str, ASGIApp] = {}
-        """The endpoints that make calls, by their paths; set before the first request."""
-
-    def build_middleware_stack(self) -> ASGIApp:
-        """Wrap both paths in our middleware; the framework's own layers apply to its routes only."""
-        ours, self.user_middleware = self.user_middleware, []
-        try:
-            app: ASGIApp = CallPaths(self.calls, super().build_middleware_stack())
-        finally:
-            self.user_middleware = ours
-        for middleware in reversed(ours):
-            app = middleware.cls(app, *middleware.args, **middleware.kwargs)
-        return app
 
 
 class CallPaths:

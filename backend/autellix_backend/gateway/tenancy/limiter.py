@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from autellix_backend.gateway.errors import BodyTooLargeError
 from autellix_backend.gateway.tenancy.quotas import (
     DAY_S,
     Bucket,
@@ -64,7 +63,6 @@ class CallLimits(Protocol):
 
         Raises:
             LimitError: if a limit is reached; then nothing is counted.
-            BodyTooLargeError: if its body alone exceeds the limit on all of its tenant's calls.
             ParentSilentError: if the parent that counts does not answer.
         """
 
@@ -104,13 +102,11 @@ class Limiter:
 
         Raises:
             LimitError: if a limit is reached; then nothing is counted.
-            BodyTooLargeError: if its body alone exceeds the limit on all of its tenant's calls.
         """
         limits = tenant.limits
         if limits == NO_LIMITS:
             return {}
         usage = self._tenants.setdefault(tenant.name, TenantUsage())
-        check_body(tenant, body_bytes, self._on_refusal)
         self._advance(usage, limits, now)
         error = refusal(limits, usage, self._programs.get(program_id), body_bytes)
         if error is not None:
@@ -179,25 +175,6 @@ class Limiter:
         program.service_s += charge.service_s
         self._drop_if_gone(reservation.program_id, program)
 
-    @property
-    def program_count(self) -> int:
-        """The number of programs with usage."""
-        return len(self._programs)
-
-    @property
-    def open_calls(self) -> int:
-        """The number of calls that hold a reservation."""
-        return sum(usage.calls for usage in self._tenants.values())
-
-    def check(self) -> None:
-        """Assert every invariant."""
-        for usage in self._tenants.values():
-            programs = [program for program in self._programs.values() if program.tenant is usage]
-            assert usage.programs == len(programs)
-            assert usage.calls == sum(program.running for program in programs)
-            assert usage.call_bytes >= 0
-            assert usage.calls or not usage.call_bytes
-
     def _enter(self, usage: TenantUsage, program_id: str) -> None:
         program = self._programs.get(program_id)
         if program is None:
@@ -219,18 +196,6 @@ class Limiter:
         usage.day_left_s = DAY_S - day_s
         if int(day) != usage.day:
             usage.day, usage.day_tokens, usage.day_service_s = int(day), 0, 0.0
-
-
-def check_body(tenant: Tenant, body_bytes: int, on_refusal: Callable[[str, str], None]) -> None:
-    """Check the size of a call's body on its own.
-
-    Raises:
-        BodyTooLargeError: if it exceeds the limit on all of its tenant's calls.
-    """
-    limit = tenant.limits.max_call_bytes
-    if limit is not None and body_bytes > limit:
-        on_refusal(tenant.name, BodyTooLargeError.code)
-        raise BodyTooLargeError(limit, "limits.max_call_bytes")
 
 
 def charge_of(settled: SettledCall) -> Charge:

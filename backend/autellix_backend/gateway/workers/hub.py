@@ -10,9 +10,12 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from autellix_backend.gateway.workers.limits import LimitKeeper
 from autellix_backend.gateway.workers.link import Link, LinkLostError
-from autellix_backend.gateway.workers.merged_metrics import MetricsOfWorkers, decode_families
+from autellix_backend.gateway.workers.merged_metrics import MetricsOfWorkers
+from autellix_backend.observe.metric_families import MetricFamily
 
 ASK_OTHERS, METRICS, PAGE, EVENT, EVENTS_WANTED = "ask_others", "metrics", "page", "event", "events_wanted"
 WORKER_ANSWER_S = 1.0
@@ -52,7 +55,7 @@ class Hub:
         answers = await self._ask(self._numbers, METRICS, None)
         return self._metrics.page(
             {
-                worker: None if answer is None else decode_families(answer)
+                worker: None if answer is None else msgspec.convert(answer, list[MetricFamily])
                 for worker, answer in answers.items()
             }
         )

@@ -11,13 +11,7 @@ from dataclasses import asdict
 from typing import Any
 
 from autellix_backend.gateway.errors import LimitError, ParentSilentError
-from autellix_backend.gateway.tenancy.limiter import (
-    NO_LIMITS,
-    Charge,
-    Limiter,
-    charge_of,
-    check_body,
-)
+from autellix_backend.gateway.tenancy.limiter import NO_LIMITS, Charge, Limiter, charge_of
 from autellix_backend.gateway.tenancy.tenants import Tenant
 from autellix_backend.gateway.workers.link import Link, LinkLostError
 from autellix_backend.observe.settled_call import SettledCall
@@ -97,13 +91,11 @@ class SharedLimiter:
 
         Raises:
             LimitError: if a limit is reached.
-            BodyTooLargeError: if its body alone exceeds the limit.
             ParentSilentError: if the parent does not answer.
         """
         del now  # The parent's clock counts.
         if tenant.limits == NO_LIMITS:
             return {}
-        check_body(tenant, body_bytes, self._on_refusal)
         self._open[call_key] = tenant.name, body_bytes
         self._bytes[tenant.name] += body_bytes
         question = (tenant.name, asdict(tenant.limits), call_key, program_id, body_bytes)

@@ -104,8 +104,3 @@ def _workers_up(answers: Mapping[int, object | None]) -> MetricFamily:
 
 def _counted(families: Iterable[MetricFamily]) -> list[MetricFamily]:
     return [family for family in families if family.kind in _COUNTED and family.merge is not Merge.EACH]
-
-
-def decode_families(content: object) -> list[MetricFamily]:
-    """Return a worker's metrics from its answer."""
-    return msgspec.convert(content, list[MetricFamily])

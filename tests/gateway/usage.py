@@ -1,0 +1,25 @@
+"""What a limiter counts, and its invariants."""
+
+from __future__ import annotations
+
+from autellix_backend.gateway.tenancy.limiter import Limiter
+
+
+def counted_programs(limiter: Limiter) -> int:
+    """Return the number of programs with usage."""
+    return len(limiter._programs)
+
+
+def reserved_calls(limiter: Limiter) -> int:
+    """Return the number of calls that hold a reservation."""
+    return sum(usage.calls for usage in limiter._tenants.values())
+
+
+def check_usage(limiter: Limiter) -> None:
+    """Assert every invariant."""
+    for usage in limiter._tenants.values():
+        programs = [program for program in limiter._programs.values() if program.tenant is usage]
+        assert usage.programs == len(programs)
+        assert usage.calls == sum(program.running for program in programs)
+        assert usage.call_bytes >= 0
+        assert usage.calls or not usage.call_bytes
