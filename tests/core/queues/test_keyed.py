@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar
 
 from tests.core.calls import make_call
 
@@ -95,20 +94,3 @@ def test_a_running_call_keeps_its_position_without_held_slots() -> None:
     queue.on_started(calls[0])
 
     assert names(queue) == "ba"
-
-
-def test_a_policy_may_order_by_more_than_the_size() -> None:
-    class Boosted(Hinted):
-        """Arrival, moved earlier for small programs."""
-
-        name: ClassVar[str] = "boosted"
-
-        def key(self, call: Call) -> float:
-            return call.arrival_s - 1.0 / call.size_s
-
-    queue = KeyedQueue(Boosted(), 0.1)
-    for name, arrival_s, size_s in (("a", 5.0, 2.0), ("b", 6.0, 0.5), ("c", 7.0, 4.0)):
-        queue.insert(make(name, arrival_s), sized(size_s))
-
-    assert names(queue) == "bac"
-    assert [call.key for call in queue] == [4.0, 4.5, 6.75]

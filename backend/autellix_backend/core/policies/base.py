@@ -78,16 +78,12 @@ class Policy:
         return max(program_service_s, inherited_s + model_time_s)  # eq. 2; Alg. 1, line 4
 
     def size(self, call: Call, program: Program) -> float:  # noqa: ARG002
-        """Return the service (s) that is still expected, for policies with a `KeyedQueue`."""
+        """Return the service (s) that is still expected, for a `KeyedQueue`: the least runs first."""
         return call.expected_s or 0.0
 
     def program_key(self, program: Program, boost: ProgramBoost) -> float:  # noqa: ARG002
         """Return the order in which admission activates programs; the smallest key goes first."""
         return program.service_s
-
-    def key(self, call: Call) -> float:
-        """Return the key of a call in a `KeyedQueue`, such as its size; the smallest key runs first."""
-        return call.size_s
 
 
 class SizePolicy(Policy):
@@ -96,5 +92,5 @@ class SizePolicy(Policy):
     has_levels: ClassVar[bool] = False
 
     def make_queue(self, inputs: QueueInputs) -> Queue:
-        """Return a queue ordered by `key`."""
+        """Return a queue ordered by `size`."""
         return KeyedQueue(self, inputs.config.first_quantum_s, inputs.numbers)

@@ -1,4 +1,4 @@
-"""The queue by key, for policies that order calls by a number of their own: smallest key first."""
+"""The queue by key, for policies that order calls by their expected size: the smallest goes first."""
 
 from __future__ import annotations
 
@@ -96,8 +96,7 @@ class KeyedQueue(Queue):
 
     def _place(self, call: Call, program: Program) -> None:
         call.level = KEYED
-        call.size_s = self._policy.size(call, program)
-        call.key = self._policy.key(call)
+        call.key = call.size_s = self._policy.size(call, program)
         call.quantum_s = max(self._least_quantum_s, _STEP_SHARE * call.size_s)
         call.is_quantum_binding = self._policy.sizes_programs
         insort(self._keyed, (call.key, call.seq, call))
