@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import fmean, median, pstdev
 
 from autellix_backend.core.boost import work_of
-from autellix_backend.core.classes import ClassKey, ClassSizes, ObservedProgram
+from autellix_backend.core.classes import ClassKey, ClassReport, ClassSizes, ObservedProgram
 from autellix_backend.gateway.recording.trace import CallTrace, ProgramTrace
 from autellix_lab.sim.markdown import markdown_table
 from autellix_lab.workload.trace_files import read_traces
@@ -87,22 +87,22 @@ class Run:
         key = ClassKey("", "" if self._is_one_class else program.source)
         live = ObservedProgram(key, program.first_prompt_tokens)
         self._live.append((live, program))
-        medians = [report.median_work for report in self.sizes.reports() if report.key == key]
+        report = next((report for report in self.sizes.reports() if report.key == key), None)
         for finished, attained in enumerate(program.attained[:-1]):
             self.sizes.on_call(live, finished_calls=finished, attained_work=attained)
             if finished + 1 in SHOWN_CALLS and finished in live.points:
-                self._note(self.errors[finished + 1], live, program.attained[-1], medians, finished)
+                self._note(self.errors[finished + 1], live, program.attained[-1], report, finished)
 
     def _note(
-        self, errors: Errors, live: ObservedProgram, work: float, medians: list[float | None], finished: int
+        self, errors: Errors, live: ObservedProgram, work: float, report: ClassReport | None, finished: int
     ) -> None:
         predicted = live.points[finished].predicted
-        if predicted is None or not medians or medians[0] is None:
+        if predicted is None or report is None or report.median_work is None:
             return
         errors.predicted.append(math.log(predicted / work))
-        errors.by_median.append(math.log(medians[0] / work))
+        errors.by_median.append(math.log(report.median_work / work))
         errors.log_works.append(math.log(work))
-        if self.sizes.is_informative(live.key, finished):
+        if any(error.is_predicted for error in report.errors if error.call == finished + 1):
             errors.used.append(errors.predicted[-1])
 
 

@@ -310,7 +310,7 @@ def test_nothing_is_kept_of_programs_that_ended_or_expired(
     machine.expire(driver.now, 0.0)
 
     assert (memory.active.contexts, memory.active.tokens, len(memory.inactive)) == ({}, 0, 0)
-    assert (len(machine), len(machine.table), len(machine.shares)) == (0, 0, 0)
+    assert (len(machine), len(machine.table), machine.shares._shares) == (0, 0, {})
     machine.check()
 
 

@@ -121,7 +121,7 @@ def test_short_calls_follow_the_load_and_pin_nothing() -> None:
 
     assert balancer.assign(ArrivingCall("p", 2047), engines({"a": 1, "b": 0})) == "b"
     assert balancer.assign(ArrivingCall("p", 2047), engines({"a": 0, "b": 1})) == "a"
-    assert balancer.pins == {}
+    assert balancer._pins == {}
 
 
 def test_long_calls_stay_on_the_engine_of_the_first_one() -> None:
@@ -137,7 +137,7 @@ def test_a_program_moves_when_its_engine_is_gone() -> None:
     balancer.assign(ArrivingCall("p", 5000), engines({"a": 0, "b": 1}))
 
     assert balancer.assign(ArrivingCall("p", 5000), engines({"b": 1, "c": 0})) == "c"
-    assert balancer.pins == {"p": "c"}
+    assert balancer._pins == {"p": "c"}
 
 
 def test_an_engine_that_returns_has_lost_its_pins() -> None:
@@ -145,7 +145,7 @@ def test_an_engine_that_returns_has_lost_its_pins() -> None:
     balancer.assign(ArrivingCall("p", 5000), engines({"a": 0, "b": 1}))
     balancer.assign(ArrivingCall("q", 5000), engines({"a": 0, "b": 1}, closed="a"))
 
-    assert balancer.pins == {"q": "b"}
+    assert balancer._pins == {"q": "b"}
     assert balancer.assign(ArrivingCall("p", 5000), engines({"a": 9, "b": 1})) == "b"
 
 
@@ -156,7 +156,7 @@ def test_a_dropped_program_has_no_pin() -> None:
     balancer.forget("p")
     balancer.forget("p")
 
-    assert balancer.pins == {}
+    assert balancer._pins == {}
 
 
 @pytest.mark.parametrize("name", BALANCER_NAMES)

@@ -143,10 +143,8 @@ def test_a_class_whose_first_prompt_decides_is_informative() -> None:
         run(sizes, 10.0, prompt_tokens=100)
         run(sizes, 1000.0, prompt_tokens=5000)
 
-    assert sizes.is_informative(CHAT)
-    assert not sizes.is_informative(CHAT, checkpoint=1)
+    assert [error.is_predicted for error in report(sizes).errors[:2]] == [True, False]
     assert predicted(begin(sizes, 0.0, prompt_tokens=5000)) == 1000.0
-    assert report(sizes).errors[0].is_predicted
     assert report(sizes).spread == pytest.approx(math.log(10), rel=0.1)
 
 
@@ -154,13 +152,9 @@ def test_a_class_without_a_pattern_is_not_informative() -> None:
     sizes, numbers = ClassSizes(), random.Random(0)
     for _ in range(4 * HISTORY_PROGRAMS):
         run(sizes, numbers.lognormvariate(0, 1), prompt_tokens=numbers.choice((100, 5000)))
-    assert not sizes.is_informative(CHAT)
+    assert not report(sizes).errors[0].is_predicted
     assert report(sizes).drifts == 0
     assert report(sizes).errors[0].error == pytest.approx(1, abs=0.15)
-
-
-def test_a_class_that_nobody_has_seen_is_not_informative() -> None:
-    assert not ClassSizes().is_informative(CHAT)
 
 
 @pytest.mark.parametrize("factor", [5.0, 0.2])
@@ -178,7 +172,7 @@ def test_a_lasting_change_of_sizes_forgets_the_old_programs(factor: float) -> No
 
     assert count < KEPT_AFTER_DRIFT
     assert report(sizes).is_drifting
-    assert not sizes.is_informative(CHAT)
+    assert not report(sizes).errors[0].is_predicted
     # A prediction from before the drift says nothing about the tables after it.
     sizes.on_end(pending, factor)
     assert report(sizes).errors[0].scored == 0

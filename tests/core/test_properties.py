@@ -257,7 +257,7 @@ def test_nothing_is_kept_when_all_calls_and_programs_left(config: SchedulerConfi
         machine.finish(call.call_id, driver.now)
     machine.table.expire(driver.now, 0.0)
 
-    assert (len(machine), len(machine.table), len(machine.shares)) == (0, 0, 0)
+    assert (len(machine), len(machine.table), machine.shares._shares) == (0, 0, {})
     machine.check()
 
 

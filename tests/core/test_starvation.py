@@ -57,4 +57,4 @@ def test_the_watch_stays_small_over_many_changes() -> None:
         watch.watch(call, program, 0.0)
         watch.check()
 
-    assert len(watch) <= 64
+    assert len(watch._heap) <= 64

@@ -133,7 +133,7 @@ def test_the_placements_of_algorithm_2_are_reproduced(sequence: dict[str, Any]) 
             for engine, load in enumerate(call["loads"])
         ]
         assert str(call["engine"]) == balancer.assign(ArrivingCall(call["pid"], call["prompt_tokens"]), loads)
-        assert {pid: str(engine) for pid, engine in call["pinned_after"].items()} == balancer.pins
+        assert {pid: str(engine) for pid, engine in call["pinned_after"].items()} == balancer._pins
 
 
 def test_infinite_thresholds_are_read() -> None:

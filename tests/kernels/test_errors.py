@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
+from ctypes import c_char_p
 from dataclasses import replace
 from typing import Any
 
@@ -189,7 +190,9 @@ def test_native_and_fallback_refuse_alike(native: Swapper, fallback: Swapper, da
 
 def test_texts_are_the_librarys(library: SwapLibrary) -> None:
     """Messages do not depend on which swapper refuses."""
-    assert {code: library.error_text(code) for code in Code} == {code: code.text for code in Code}
+    text_of = library._library.ax_error_text
+    text_of.restype = c_char_p
+    assert {code: text_of(code).decode() for code in Code} == {code: code.text for code in Code}
 
 
 @pytest.mark.parametrize(

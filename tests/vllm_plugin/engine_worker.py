@@ -358,12 +358,11 @@ def _report(scheduler: Any, free_before: int) -> dict[str, Any]:
         tracker = plugin.tracker
         tracker.machine.check()
         report |= {
-            "refused_preemptions": plugin.prices.refused,
             "calls_left": len(tracker),
             "slot_preemptions": plugin.decisions.slot_preemptions,
             "block_preemptions": plugin.decisions.block_preemptions,
             "programs_left": len(list(tracker.machine.table.programs())),
-            "tenants_left": len(tracker.machine.shares),
+            "tenants_left": len(tracker.machine.shares._shares),
         }
     if scheduler.connector is not None:
         manager = scheduler.connector.manager

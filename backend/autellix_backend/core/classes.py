@@ -286,11 +286,6 @@ class ClassSizes:
             self._class(program.key).add(program, work)
             self._sizes.setdefault(program.key.tenant, SizeSpread()).add(work)
 
-    def is_informative(self, key: ClassKey, checkpoint: int = 0) -> bool:
-        """Return whether the error of a class's predictions at a checkpoint beats the class's spread."""
-        found = self._classes.get(key.tenant, {}).get(key)
-        return found is not None and found.is_predicted(checkpoint)
-
     def spread(self, tenant: str) -> float | None:
         """Return the standard deviation of ln(work) over a tenant's latest ended programs of all classes.
 

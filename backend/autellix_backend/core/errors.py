@@ -1,13 +1,12 @@
 """Errors of the core.
 
 CoreError
-├── CallError
-│   ├── UnknownCallError     (also KeyError)
-│   ├── DuplicateCallError   (also ValueError)
-│   └── IllegalMoveError     (also ValueError)
-├── UnknownProgramError      (also KeyError)
-├── UnknownPolicyError       (also ValueError)
-├── UnknownBalancerError     (also ValueError)
+├── UnknownCallError       (also KeyError)
+├── DuplicateCallError     (also ValueError)
+├── IllegalMoveError       (also ValueError)
+├── UnknownProgramError    (also KeyError)
+├── UnknownPolicyError     (also ValueError)
+├── UnknownBalancerError   (also ValueError)
 └── NoEngineError
 """
 
@@ -24,25 +23,21 @@ class CoreError(Exception):
         return str(self.args[0])
 
 
-class CallError(CoreError):
-    """A call is used in a way that its state does not allow."""
-
-
-class UnknownCallError(CallError, KeyError):
+class UnknownCallError(CoreError, KeyError):
     """The call never arrived, or has left already."""
 
     def __init__(self, call_id: str) -> None:
         super().__init__(f"call {call_id!r} is not active: it has not arrived, or it finished or was aborted")
 
 
-class DuplicateCallError(CallError, ValueError):
+class DuplicateCallError(CoreError, ValueError):
     """A call arrived under the id of an active call."""
 
     def __init__(self, call_id: str) -> None:
         super().__init__(f"call {call_id!r} is active already: give each call its own id")
 
 
-class IllegalMoveError(CallError, ValueError):
+class IllegalMoveError(CoreError, ValueError):
     """A call cannot move so from its state."""
 
     def __init__(self, call_id: str, move: str, state: str, story: str) -> None:

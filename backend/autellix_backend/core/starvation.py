@@ -55,10 +55,6 @@ class StarvationWatch:
         self._entries: dict[str, tuple[float, int]] = {}
         self._next_number = 0
 
-    def __len__(self) -> int:
-        """The size of the heap, void entries included."""
-        return len(self._heap)
-
     @property
     def next_deadline_s(self) -> float:
         """The earliest deadline, or that of a call no longer watched; inf if there is none."""

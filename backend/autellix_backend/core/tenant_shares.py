@@ -59,10 +59,6 @@ class TenantShares:
         self._idle: dict[str, TenantShare] = {}
         self._now_s = 0.0
 
-    def __len__(self) -> int:
-        """The number of known tenants."""
-        return len(self._shares) + len(self._idle)
-
     @property
     def is_shared(self) -> bool:
         """Whether several tenants have active calls."""

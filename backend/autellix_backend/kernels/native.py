@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, byref, c_char_p, c_double, c_int32, c_int64, c_uint32, c_uint64, c_void_p, sizeof
+from ctypes import POINTER, byref, c_double, c_int32, c_int64, c_uint32, c_uint64, c_void_p, sizeof
 from pathlib import Path
 from typing import ClassVar
 
@@ -116,11 +116,6 @@ class SwapLibrary:
         """Return whether the back end `cpu` or `cuda` is in this build and has a device."""
         return bool(self._library.ax_available(BACKENDS.index(backend)))
 
-    def error_text(self, code: int) -> str:
-        """Return the library's sentence for a code."""
-        text: bytes = self._library.ax_error_text(code)
-        return text.decode()
-
     def open(self, backend: str, options: SwapOptions) -> NativeSwapper:
         """Open a swapper.
 
@@ -147,7 +142,6 @@ class SwapLibrary:
         job, stats, handle = POINTER(_Job), POINTER(_Stats), POINTER(c_uint64)
         signatures = {
             "ax_version": (c_uint32, ()),
-            "ax_error_text": (c_char_p, (c_int32,)),
             "ax_available": (c_int32, (c_uint32,)),
             "ax_open": (c_int32, (POINTER(_Options), POINTER(c_void_p), fault)),
             "ax_close": (None, (c_void_p,)),

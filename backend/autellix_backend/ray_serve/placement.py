@@ -79,9 +79,6 @@ class ServePlacement:
         if call.is_final and call.program_id is not None:
             self._forget(call.program_id)
 
-    def __len__(self) -> int:
-        return len(self._seen_s)
-
     def _forget_idle(self, now: float) -> None:
         while self._seen_s:
             program_id, seen_s = next(iter(self._seen_s.items()))

@@ -64,9 +64,6 @@ class ContextIndex:
         """By id: the programs that have it."""
         self._kept_blocks = 0
 
-    def __len__(self) -> int:
-        return len(self._programs)
-
     def arrive(self, program_id: str, request_id: str, hashes: Hashes, tokens: int) -> Context:
         """Return the context of a request that arrives, and remember its blocks.
 

@@ -21,8 +21,6 @@ class PreemptionPrices:
         self._costs = PreemptionCosts() if self._connector is None else self._connector.costs
         self._machine = machine
         self._block_tokens = block_tokens
-        self.refused = 0
-        """Preemptions that did not pay."""
 
     def observe_step(self, scheduled_tokens: Mapping[str, int], cost_s: float) -> None:
         """Add an executed step; a call with several tokens in it was prefilled."""
@@ -37,9 +35,7 @@ class PreemptionPrices:
     def pays(self, request: Any, now: float, *, running: int) -> bool:
         """Return whether preempting one of so many running requests pays; it loses its blocks."""
         call = self._machine.call(request.request_id)
-        pays = preemption_pays(call, now, self._resume(request), running=running)
-        self.refused += not pays
-        return pays
+        return preemption_pays(call, now, self._resume(request), running=running)
 
     def _resume(self, request: Any) -> Resume | None:
         tokens = request.num_computed_tokens

@@ -148,10 +148,10 @@ async def test_the_pin_of_a_program_goes_with_the_program() -> None:
     async with serving(FakeBehaviour(), FakeBehaviour(), balancer="locality") as rig:
         await rig.chat("p", "word " * 400)
         router = rig.app.state.router
-        assert set(router._balancer.pins) == {"p"}
+        assert set(router._balancer._pins) == {"p"}
         async with rig.client.delete(rig.url + "/autellix/v1/programs/p") as response:
             assert response.status == 204
-        assert not router._balancer.pins
+        assert not router._balancer._pins
         assert not router._programs
 
 
@@ -161,7 +161,7 @@ async def test_a_refused_call_leaves_no_pin_behind(monkeypatch: pytest.MonkeyPat
         body = {"model": "m", "messages": [{"role": "user", "content": "word " * 400}]}
         async with rig.client.post(rig.url + CHAT, json=body, headers={PROGRAM: "p"}) as response:
             assert response.status == 503
-        assert not rig.app.state.router._balancer.pins
+        assert not rig.app.state.router._balancer._pins
 
 
 async def test_calls_avoid_a_full_engine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -332,4 +332,4 @@ async def test_an_engine_that_was_slow_once_gets_calls_again() -> None:
 async def test_one_engine_costs_the_balancer_nothing() -> None:
     async with serving(FakeBehaviour(), balancer="locality") as rig:
         await rig.chat("p", "word " * 400)
-        assert not rig.app.state.router._balancer.pins
+        assert not rig.app.state.router._balancer._pins

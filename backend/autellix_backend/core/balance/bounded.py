@@ -22,7 +22,7 @@ those are the ones that are needed next.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -67,11 +67,6 @@ class LocalityBounded(Balancer):
         """Contexts of all programs pinned to an engine."""
         self._mean = FIRST_GUESS
         self._lost = LostEngines()
-
-    @property
-    def pins(self) -> Mapping[str, str]:
-        """The engine of each pinned program."""
-        return {program: pin.engine for program, pin in self._pins.items()}
 
     def assign(self, call: ArrivingCall, loads: Sequence[EngineLoad]) -> str:
         """Choose the engine where the call costs least, or the program's own if that is hardly more."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import ClassVar
 
 from autellix_backend.core.balance.base import (
@@ -30,11 +30,6 @@ class Locality(Balancer):
         self._threshold_tokens = threshold_tokens
         self._pins: dict[str, str] = {}
         self._lost = LostEngines()
-
-    @property
-    def pins(self) -> Mapping[str, str]:
-        """The engine of each pinned program."""
-        return self._pins
 
     def assign(self, call: ArrivingCall, loads: Sequence[EngineLoad]) -> str:
         """Choose the engine of a call (Alg. 2, lines 1-14)."""
