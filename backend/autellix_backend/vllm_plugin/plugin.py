@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.metadata
 import logging
+import math
+import secrets
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
@@ -12,9 +15,10 @@ from msgspec.structs import replace
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import Request, RequestStatus
 
+from autellix_backend.reports.link import EngineFacts
+from autellix_backend.vllm_plugin.compatibility import vllm_version
 from autellix_backend.vllm_plugin.decisions import StepDecisions
 from autellix_backend.vllm_plugin.engine_state import SchedulerState, cached_tokens_of
-from autellix_backend.vllm_plugin.facts import facts_of
 from autellix_backend.vllm_plugin.host_tier import HostTier
 from autellix_backend.vllm_plugin.identity import read_identity
 from autellix_backend.vllm_plugin.preemption import PreemptionPrices
@@ -49,7 +53,17 @@ class SchedulerPlugin:
         kv_tokens = self.engine.blocks.capacity_tokens
         self.tracker = CallTracker(settings, kv_tokens, self.engine.blocks.hash_block_tokens)
         machine = self.tracker.machine
-        self.facts = facts_of(scheduler.vllm_config, machine, kv_tokens, self.engine.rank)
+        self.facts = EngineFacts(
+            engine=secrets.token_hex(8),
+            rank=self.engine.rank,
+            version=_version(),
+            vllm=vllm_version(),
+            policy=machine.policy.name,
+            has_admission=machine.admission.memory is not None,
+            slots=int(scheduler.vllm_config.scheduler_config.max_num_seqs),
+            kv_tokens=int(kv_tokens) if kv_tokens < math.inf else None,
+        )
+        """For the gateways that connect to the engine."""
         connector = getattr(scheduler, "connector", None)
         self.prices = PreemptionPrices(connector, machine, scheduler.block_size)
         self.host_tier = HostTier(connector, self.engine, self.tracker)
@@ -180,3 +194,11 @@ class SchedulerPlugin:
     def _rank(self, request: Request) -> None:
         if self.is_in_charge:
             self.engine.order.rerank(request, self.tracker.priority(request.request_id))
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("autellix")
+    except importlib.metadata.PackageNotFoundError:
+        # Copied without its metadata.
+        return "unknown"
