@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from autellix_backend.reports.errors import ReportError
+from autellix_backend.reports.decoding import ReportError
 from autellix_backend.reports.link import PROTOCOL, EngineFacts, GatewayHello, OtherProtocolError, link_key
 
 FACTS = EngineFacts(

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autellix_backend.core.call import CallRecord
-from autellix_backend.reports.errors import ReportError
+from autellix_backend.reports.decoding import ReportError
 from autellix_backend.reports.report import EngineReport
 
 RECORD = CallRecord(

@@ -13,7 +13,7 @@ from autellix_backend.core.arrival import Arrival, Context
 from autellix_backend.core.boost import LEAST_WORK
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.machine import Machine
-from autellix_backend.reports.errors import ReportError
+from autellix_backend.reports.decoding import ReportError
 from autellix_backend.reports.snapshot import (
     MAX_IDLE_IDS,
     MAX_SNAPSHOT_BYTES,

@@ -25,7 +25,7 @@ import zmq
 from zmq.utils import z85
 from zmq.utils.monitor import parse_monitor_message
 
-from autellix_backend.reports.errors import ReportError
+from autellix_backend.reports.decoding import ReportError
 from autellix_backend.reports.link import (
     ENGINE,
     HELLO,

@@ -6,9 +6,11 @@ from typing import TypeVar
 
 import msgspec
 
-from autellix_backend.reports.errors import ReportError
-
 T = TypeVar("T")
+
+
+class ReportError(ValueError):
+    """A message is neither of the kinds that engines and gateways exchange."""
 
 
 def decode(decoder: msgspec.json.Decoder[T], content: bytes, kind: str) -> T:

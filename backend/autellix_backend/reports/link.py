@@ -21,8 +21,7 @@ from typing import Annotated
 
 import msgspec
 
-from autellix_backend.reports.decoding import decode
-from autellix_backend.reports.errors import ReportError
+from autellix_backend.reports.decoding import ReportError, decode
 
 PROTOCOL = 1
 """Of reports, snapshots and this module's messages; increased when one side could misread the other."""

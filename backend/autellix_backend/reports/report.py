@@ -8,8 +8,7 @@ from operator import attrgetter
 import msgspec
 
 from autellix_backend.core.call import CallRecord
-from autellix_backend.reports.decoding import decode
-from autellix_backend.reports.errors import ReportError
+from autellix_backend.reports.decoding import ReportError, decode
 
 MAX_S = 1e9
 """The longest time accepted: times are added up and compared, and kept in the shared table."""

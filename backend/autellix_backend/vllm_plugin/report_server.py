@@ -23,7 +23,7 @@ from typing import Any
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from autellix_backend.reports.errors import ReportError
+from autellix_backend.reports.decoding import ReportError
 from autellix_backend.reports.link import (
     ENGINE,
     HELLO,
