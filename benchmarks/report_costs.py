@@ -16,7 +16,7 @@ import socket
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,18 +57,20 @@ def receive_linked(address: str, name: str, received: Any) -> None:
     asyncio.run(run())
 
 
-def measure(send: Callable[[int, bytes], bool], steps: int, per_step: int, step_s: float) -> dict[str, float]:
-    """Run steps, and send reports after each."""
+def measure(
+    outlet: ReportOutlet, gateways: Sequence[str], steps: int, per_step: int, step_s: float
+) -> dict[str, float]:
+    """Run steps, and send reports after each, to the gateways in turn."""
     call = FakeCall("call-0", {}, FakeBehaviour(), 8, 0)
     report = call.report(1).to_bytes()
     costs: list[float] = []
-    lost, cpu_s, start_s = 0, time.process_time(), time.monotonic()
+    cpu_s, start_s = time.process_time(), time.monotonic()
     for _ in range(steps):
         # The model's part, which holds no lock.
         time.sleep(step_s)
         for number in range(per_step):
             before = time.perf_counter()
-            lost += not send(number, report)
+            outlet.send(report, gateways[number % len(gateways)])
             costs.append(time.perf_counter() - before)
     costs.sort()
     return {
@@ -77,7 +79,7 @@ def measure(send: Callable[[int, bytes], bool], steps: int, per_step: int, step_
         "p99_us": 1e6 * costs[int(0.99 * len(costs))],
         "max_us": 1e6 * costs[-1],
         "cpu_us_per_report": 1e6 * (time.process_time() - cpu_s) / len(costs),
-        "lost": lost,
+        "lost": outlet.dropped_records,
         "wall_s": time.monotonic() - start_s,
     }
 
@@ -109,7 +111,7 @@ def local(path: Path, steps: int, per_step: int, step_s: float) -> None:
     while not path.exists():
         time.sleep(0.01)
     outlet = ReportOutlet(str(path))
-    figures = measure(lambda _, report: outlet.send(report), steps, per_step, step_s)
+    figures = measure(outlet, [""], steps, per_step, step_s)
     show("local", per_step, figures, [received])
     process.kill()
 
@@ -133,7 +135,7 @@ def linked(gateways: int, steps: int, per_step: int, step_s: float) -> None:
     while not all(outlet.server.is_connected(f"g{number}") for number in range(gateways)):
         time.sleep(0.01)
     names = [f"g{number}" for number in range(gateways)]
-    figures = measure(lambda at, report: outlet.send(report, names[at % gateways]), steps, per_step, step_s)
+    figures = measure(outlet, names, steps, per_step, step_s)
     show(f"{gateways} linked", per_step, figures, received)
     for process in processes:
         process.kill()

@@ -227,7 +227,8 @@ def test_a_gateway_that_does_not_read_gets_reports_but_no_backlog_of_snapshots(
             received += 1
     assert 1 <= received < 200
     assert tracker.sender.dropped_records == 0
-    assert tracker.sender.offer(b"after")
+    tracker.sender.offer(b"after")
+    assert receiver.recv(65536) == b"after"
 
 
 def test_the_snapshot_of_empty_queues_waits_for_room(tracker: CallTracker, receiver: socket.socket) -> None:

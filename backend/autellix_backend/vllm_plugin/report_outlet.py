@@ -31,26 +31,26 @@ class ReportOutlet:
         """The messages that could not be sent so far."""
         return self._local.dropped_records + (self.server.dropped_records if self.server else 0)
 
-    def send(self, report: bytes, gateway: str = "") -> bool:
-        """Send a report to a gateway, or to the one on this machine; return False if it is dropped."""
+    def send(self, report: bytes, gateway: str = "") -> None:
+        """Send a report to a gateway, or to the one on this machine."""
         if gateway and self.server is not None and self.server.is_connected(gateway):
-            return self.server.send(gateway, report)
-        return self._local.send(report)
+            self.server.send(gateway, report)
+        else:
+            self._local.send(report)
 
-    def offer(self, snapshot: bytes, *, is_last: bool = False) -> bool:
+    def offer(self, snapshot: bytes, *, is_last: bool = False) -> None:
         """Send a snapshot to all gateways that have room for it, as the next one replaces it.
 
         Args:
             snapshot: The message.
             is_last: Whether none comes soon that replaces it: then it waits for room.
-
-        Returns:
-            Whether any may get it.
         """
-        is_sent = self._local.send(snapshot) if is_last else self._local.offer(snapshot)
+        if is_last:
+            self._local.send(snapshot)
+        else:
+            self._local.offer(snapshot)
         if self.server is not None and self.server.has_gateways:
-            is_sent |= self.server.broadcast(snapshot)
-        return is_sent
+            self.server.broadcast(snapshot)
 
     def close(self) -> None:
         """Close the socket and the port; later reports go to the socket, which is opened again."""

@@ -25,39 +25,32 @@ class ReportSender:
         self._wakeup = threading.Event()
         self._thread: threading.Thread | None = None
         self.dropped_records = 0
-        self.sent_records = 0
 
     @property
     def is_enabled(self) -> bool:
         """Whether there is an address to send to."""
         return self._path is not None
 
-    def send(self, message: bytes) -> bool:
+    def send(self, message: bytes) -> None:
         """Send a message now, or soon if the receiver has no room; drop it if there is no receiver."""
         if self._path is None:
-            return False
+            return
         if self._pending:
-            return self._postpone(message)
+            self._postpone(message)
+            return
         try:
             self._open().sendto(message, socket.MSG_DONTWAIT, self._path)
         except BlockingIOError:
-            return self._postpone(message)
+            self._postpone(message)
         except OSError:
             # Absent or too long: losing a report is better than stalling the engine.
             self.dropped_records += 1
-            return False
-        self.sent_records += 1
-        return True
 
-    def offer(self, message: bytes) -> bool:
+    def offer(self, message: bytes) -> None:
         """Send a message now or not at all: for one that the next will replace."""
-        if self._path is None or self._pending:
-            return False
-        try:
-            self._open().sendto(message, socket.MSG_DONTWAIT, self._path)
-        except OSError:
-            return False
-        return True
+        if self._path is not None and not self._pending:
+            with contextlib.suppress(OSError):
+                self._open().sendto(message, socket.MSG_DONTWAIT, self._path)
 
     def close(self) -> None:
         """Close the socket and drop what is pending; a later send opens another."""
@@ -69,16 +62,15 @@ class ReportSender:
             self._socket.close()
             self._socket = None
 
-    def _postpone(self, message: bytes) -> bool:
+    def _postpone(self, message: bytes) -> None:
         if len(self._pending) >= MAX_PENDING:
             self.dropped_records += 1
-            return False
+            return
         self._pending.append(message)
         self._wakeup.set()
         if self._thread is None:
             self._thread = threading.Thread(target=self._deliver, name="autellix-reports", daemon=True)
             self._thread.start()
-        return True
 
     def _deliver(self) -> None:
         while True:
@@ -93,7 +85,6 @@ class ReportSender:
         try:
             # Waits here, off the engine's loop, until the receiver has read.
             self._open().sendto(message, self._path)
-            self.sent_records += 1
         except OSError:
             self.dropped_records += 1
         with contextlib.suppress(IndexError):

@@ -100,7 +100,6 @@ class ReportServer:
         self._peers: dict[str, _Peer] = {}
         self._latest: bytes | None = None
         self.dropped_records = 0
-        self.sent_records = 0
         self._connections = 0
         self._closed_until_s = 0.0
         self._complaints: dict[str, float] = {}
@@ -131,13 +130,13 @@ class ReportServer:
         """Whether a gateway is connected."""
         return gateway in self._peers
 
-    def send(self, gateway: str, message: bytes) -> bool:
+    def send(self, gateway: str, message: bytes) -> None:
         """Send a message to one gateway soon; drop it if too many wait. Never blocks."""
-        return self._put(gateway, message)
+        self._put(gateway, message)
 
-    def broadcast(self, message: bytes) -> bool:
+    def broadcast(self, message: bytes) -> None:
         """Send a message to all gateways soon, and to each that connects later until the next one."""
-        return self._put(None, message)
+        self._put(None, message)
 
     def close(self) -> None:
         """Send what waits, within a bound, and close the port. May be called twice."""
@@ -146,13 +145,12 @@ class ReportServer:
             os.eventfd_write(self._wakeup, 1)
         self._thread.join(JOIN_S)
 
-    def _put(self, gateway: str | None, message: bytes) -> bool:
+    def _put(self, gateway: str | None, message: bytes) -> None:
         if len(self._pending) >= MAX_PENDING or self._is_closed:
             self.dropped_records += 1
-            return False
-        self._pending.append((gateway, message))
-        os.eventfd_write(self._wakeup, 1)
-        return True
+        else:
+            self._pending.append((gateway, message))
+            os.eventfd_write(self._wakeup, 1)
 
     # What follows runs in the thread, which alone touches the sockets.
 
@@ -254,18 +252,16 @@ class ReportServer:
                 for each in self._peers.values():
                     self._transmit(each.route, MESSAGE, message)
             elif (peer := self._peers.get(gateway)) is not None:
-                self.sent_records += self._transmit(peer.route, MESSAGE, message)
+                self._transmit(peer.route, MESSAGE, message)
             else:
                 self.dropped_records += 1
 
-    def _transmit(self, route: bytes, kind: bytes, content: bytes) -> bool:
+    def _transmit(self, route: bytes, kind: bytes, content: bytes) -> None:
         try:
             self._router.send_multipart([route, kind, content], zmq.NOBLOCK)
         except zmq.ZMQError:
             # It has no room, or is gone.
             self.dropped_records += 1
-            return False
-        return True
 
     def _forget_silent(self, now: float) -> None:
         for gateway, peer in list(self._peers.items()):
