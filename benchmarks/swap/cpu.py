@@ -109,10 +109,10 @@ def contestants(field: Field, swappers: dict[str, Swapper]) -> tuple[dict[str, C
     ):
         label = f"{name}, {strategy.name.lower()}"
         job = field.job(strategy)
-        transfers[label] = swapper.copy(job).transfers
+        transfers[label] = swapper.wait(swapper.submit(job)).transfers
         if not field.is_right():
             raise SystemExit(f"{label} did not copy what it should")
-        copies[label] = lambda swapper=swapper, job=job: swapper.copy(job)  # type: ignore[misc]
+        copies[label] = lambda swapper=swapper, job=job: swapper.wait(swapper.submit(job))  # type: ignore[misc]
     return copies, transfers
 
 

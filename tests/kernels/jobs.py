@@ -82,11 +82,16 @@ class Memory:
         return bytes(result)
 
 
+def copy(swapper: Swapper, job: Job) -> SwapStats:
+    """Run a job and wait for it."""
+    return swapper.wait(swapper.submit(job))
+
+
 def copy_and_compare(swapper: Swapper, case: Case) -> SwapStats:
     """Copy, and compare every byte of both sides with what a plain model says."""
     memory = Memory(case)
     before, expected = memory.source.raw, memory.expected()
-    stats = swapper.copy(memory.job())
+    stats = copy(swapper, memory.job())
     assert memory.destination.raw == expected
     assert memory.source.raw == before
     return stats

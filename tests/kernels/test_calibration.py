@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tests.kernels.jobs import Case, Memory, scattered
+from tests.kernels.jobs import Case, Memory, copy, scattered
 
 from autellix_backend.kernels.base import Swapper
 from autellix_backend.kernels.errors import Code, SwapError
@@ -32,7 +32,7 @@ def test_the_fastest_of_the_table_runs(native: Swapper, direction: Direction, fa
     """Where nothing merges, the cheapest cell wins."""
     memory = Memory(_case(direction))
     expected = memory.expected()
-    assert native.copy(memory.job(table=_table(native, fastest))).strategy is fastest
+    assert copy(native, memory.job(table=_table(native, fastest))).strategy is fastest
     assert memory.destination.raw == expected
 
 
@@ -41,7 +41,7 @@ def test_the_direction_is_looked_up(native: Swapper) -> None:
     stores, loads = _table(native, Strategy.STAGED), _table(native, Strategy.COALESCED)
     half = TABLE_CELLS // 2
     table = replace(stores, seconds=stores.seconds[:half] + loads.seconds[half:])
-    chosen = [native.copy(Memory(_case(one)).job(table=table)).strategy for one in Direction]
+    chosen = [copy(native, Memory(_case(one)).job(table=table)).strategy for one in Direction]
     assert chosen == [Strategy.STAGED, Strategy.COALESCED]
 
 
@@ -52,13 +52,13 @@ def test_calibration_measures_every_cell(native: Swapper) -> None:
     assert min(table.seconds) > 0
     memory = Memory(_case(Direction.STORE))
     expected = memory.expected()
-    native.copy(memory.job(table=table))
+    copy(native, memory.job(table=table))
     assert memory.destination.raw == expected
 
 
 def test_auto_coalesces_without_a_table(native: Swapper) -> None:
     """A job that brings no measurements takes the strategy that never costs more copies."""
-    assert native.copy(Memory(_case(Direction.LOAD)).job()).strategy is Strategy.COALESCED
+    assert copy(native, Memory(_case(Direction.LOAD)).job()).strategy is Strategy.COALESCED
 
 
 def test_the_fallback_refuses_to_calibrate(fallback: Swapper) -> None:

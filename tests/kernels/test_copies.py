@@ -7,7 +7,7 @@ import ctypes
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
-from tests.kernels.jobs import Case, Memory, cases, copy_and_compare, geometry, scattered
+from tests.kernels.jobs import Case, Memory, cases, copy, copy_and_compare, geometry, scattered
 
 from autellix_backend.kernels.base import Swapper
 from autellix_backend.kernels.errors import Code, SwapError
@@ -34,8 +34,9 @@ def test_copies_byte_for_byte(swapper: Swapper, case: Case) -> None:
 def test_staging_merges_pages_adjacent_in_far_memory(native: Swapper, direction: Direction) -> None:
     """16 scattered blocks of four layers are 64 pages, one transfer if far memory keeps layers together."""
     transfers = {
-        (strategy, is_far_together): native.copy(
-            Memory(scattered(is_far_together=is_far_together, strategy=strategy, direction=direction)).job()
+        (strategy, is_far_together): copy(
+            native,
+            Memory(scattered(is_far_together=is_far_together, strategy=strategy, direction=direction)).job(),
         ).transfers
         for strategy in (Strategy.PER_PAGE, Strategy.COALESCED, Strategy.STAGED)
         for is_far_together in (False, True)
@@ -57,7 +58,7 @@ def test_coalescing_merges_neighbours_in_both_memories(native: Swapper) -> None:
     case = Case(
         sources=side, destinations=side, pairs=pairs, direction=Direction.STORE, strategy=Strategy.COALESCED
     )
-    assert native.copy(Memory(case).job()).transfers == 1
+    assert copy(native, Memory(case).job()).transfers == 1
 
 
 def test_the_fallback_reports_its_own_copies(fallback: Swapper) -> None:
@@ -74,7 +75,7 @@ def test_numpy_tables_work(swapper: Swapper) -> None:
     table = np.array(case.pairs, dtype=np.int64)
     table.setflags(write=False)
     expected = memory.expected()
-    swapper.copy(memory.job(pairs=table))
+    copy(swapper, memory.job(pairs=table))
     assert memory.destination.raw == expected
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.kernels.jobs import Case, Memory, cases, geometry
+from tests.kernels.jobs import Case, Memory, cases, copy, geometry
 
 from autellix_backend.kernels.base import Swapper
 from autellix_backend.kernels.errors import Code, SwapError
@@ -133,7 +133,7 @@ BROKEN: dict[str, tuple[Change, Code, str]] = {
 
 def _fault(swapper: Swapper, job: Job) -> tuple[Code, str] | None:
     try:
-        swapper.copy(job)
+        copy(swapper, job)
     except SwapError as error:
         return error.code, error.field
     return None
@@ -145,18 +145,17 @@ def test_broken_jobs_are_refused_by_field(swapper: Swapper, name: str) -> None:
     change, code, field = BROKEN[name]
     memory = Memory(CASE)
     untouched = memory.destination.raw
-    for call in (swapper.copy, swapper.submit):
-        with pytest.raises(SwapError) as raised:
-            call(memory.job(**change(memory.job())))
-        assert (raised.value.code, raised.value.field) == (code, field)
+    with pytest.raises(SwapError) as raised:
+        swapper.submit(memory.job(**change(memory.job())))
+    assert (raised.value.code, raised.value.field) == (code, field)
     assert memory.destination.raw == untouched
-    assert swapper.copy(memory.job()).pages == 4
+    assert copy(swapper, memory.job()).pages == 4
 
 
 def test_interleaved_destinations_are_allowed(swapper: Swapper) -> None:
     """Two planes that take turns, byte for byte, are no overlap."""
     memory = Memory(CASE)
-    assert swapper.copy(memory.job(**_moved(64)(memory.job()))).bytes == 128
+    assert copy(swapper, memory.job(**_moved(64)(memory.job()))).bytes == 128
 
 
 NUMBERS = st.sampled_from([0, 1, 7, 8, 64, 2**30, 2**30 + 8, 2**40 + 1, 2**63, 2**64 - 8]) | st.integers(
@@ -232,7 +231,7 @@ def test_a_closed_swapper_refuses(library: SwapLibrary) -> None:
         swapper.close()
         swapper.close()
         calls: list[Callable[[], object]] = [
-            lambda swapper=swapper: swapper.copy(Memory(CASE).job()),  # type: ignore[misc]
+            lambda swapper=swapper: swapper.submit(Memory(CASE).job()),  # type: ignore[misc]
             lambda swapper=swapper, handle=handle: swapper.poll(handle),  # type: ignore[misc]
             lambda swapper=swapper: swapper.pin(4096, 4096),  # type: ignore[misc]
         ]

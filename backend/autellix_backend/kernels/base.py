@@ -21,9 +21,6 @@ class Swapper(Protocol):
     def backend(self) -> str:
         """The back end: `cuda`, `cpu` or `python`."""
 
-    def copy(self, job: Job) -> SwapStats:
-        """Run a job and wait for it."""
-
     def submit(self, job: Job) -> int:
         """Queue a job and return its handle at once."""
 

@@ -38,16 +38,14 @@ class PythonSwapper:
         self._next_handle = 1
         self._is_closed = False
 
-    def copy(self, job: Job) -> SwapStats:
-        """Run a job and wait for it."""
-        return self._start(job).result()
-
     def submit(self, job: Job) -> int:
         """Queue a job and return its handle."""
         with self._lock:
             if len(self._running) >= MAX_PENDING:
                 raise SwapError(Code.BUSY, "handle")
-            future = self._start(job)
+            self._check_open()
+            check_table(job.table, self.backend)
+            future = self._worker.submit(_copy_pages, job, check_job(job))
             handle = self._next_handle
             self._next_handle += 1
             self._running[handle] = future
@@ -91,11 +89,6 @@ class PythonSwapper:
             raise SwapError(Code.NULL, "memory")
         if base < 0 or bytes_ <= 0 or base + bytes_ >= WORD_END:
             raise SwapError(Code.LIMIT, "memory")
-
-    def _start(self, job: Job) -> Future[SwapStats]:
-        self._check_open()
-        check_table(job.table, self.backend)
-        return self._worker.submit(_copy_pages, job, check_job(job))
 
     def _find(self, handle: int) -> Future[SwapStats]:
         self._check_open()

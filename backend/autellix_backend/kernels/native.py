@@ -145,7 +145,6 @@ class SwapLibrary:
             "ax_available": (c_int32, (c_uint32,)),
             "ax_open": (c_int32, (POINTER(_Options), POINTER(c_void_p), fault)),
             "ax_close": (None, (c_void_p,)),
-            "ax_copy": (c_int32, (c_void_p, job, stats, fault)),
             "ax_submit": (c_int32, (c_void_p, job, handle, fault)),
             "ax_poll": (c_int32, (c_void_p, c_uint64, stats, fault)),
             "ax_wait": (c_int32, (c_void_p, c_uint64, stats, fault)),
@@ -166,12 +165,6 @@ class NativeSwapper:
         self._context: c_void_p | None = context
         self.backend = backend
         """`cpu` or `cuda`."""
-
-    def copy(self, job: Job) -> SwapStats:
-        """Run a job and wait for it."""
-        stats = _Stats(struct_bytes=sizeof(_Stats))
-        self._call("ax_copy", byref(_native_job(job, self.backend)), byref(stats))
-        return _read(stats)
 
     def submit(self, job: Job) -> int:
         """Queue a job and return its handle."""
