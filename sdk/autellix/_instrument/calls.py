@@ -13,7 +13,7 @@ from autellix._sessions.backends import FOREIGN, KEY_HEADERS, KNOWN, UNKNOWN, ba
 from autellix._sessions.keeper import keeper
 from autellix._sessions.session import REGISTERED
 from autellix_wire import headers as names
-from autellix_wire.ids import format_interceptions, format_parents, is_header_value
+from autellix_wire.ids import format_interceptions, format_parents
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -236,6 +236,7 @@ def _make_headers(account: Account) -> tuple[dict[str, str], ClientSession]:
     backends.has_reached = True
     registration = session.registration(account)
     program.registrations.add(registration)
+    # A value that a header cannot carry would make the user's call fail: each is checked where it enters.
     headers = {
         names.SESSION_ID: registration.session_id,
         names.PROGRAM_ID: program.program_id,
@@ -254,8 +255,7 @@ def _make_headers(account: Account) -> tuple[dict[str, str], ClientSession]:
     thread.is_truncated = False
     if flags:
         headers[names.FLAGS] = ",".join(flags)
-    # One value that a header cannot carry would make the user's call fail.
-    return {name: value for name, value in headers.items() if is_header_value(value)}, session
+    return headers, session
 
 
 def _add_expectations(headers: dict[str, str], program: ClientProgram) -> None:
