@@ -36,8 +36,12 @@ PREFIX = "x-autellix-"
 """Of all our headers."""
 FOREIGN_TOKEN = b"foreign-token"
 """The identity source of a call whose token the backend refused."""
-_RAW_NAMES: dict[str, tuple[bytes, bytes]] = {}
-"""Our header names, as sent and in lower case; there are a dozen."""
+RAW_NAMES = {
+    name: (name.encode("ascii"), name.lower().encode("ascii"))
+    for constant, name in vars(names).items()
+    if constant.isupper()
+}
+"""Our header names, as sent and in lower case."""
 
 
 class CallHeaders:
@@ -114,9 +118,7 @@ def _add(
             headers.setdefault(name, value)
         return
     for name, value in ours.items():
-        raw = _RAW_NAMES.get(name)
-        if raw is None:
-            raw = _RAW_NAMES[name] = (name.encode("ascii"), name.lower().encode("ascii"))
+        raw = RAW_NAMES[name]
         if raw[1] not in present:
             entries.append((*raw, value.encode("ascii")))
 
