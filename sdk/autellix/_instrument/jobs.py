@@ -53,8 +53,10 @@ class _CeleryJobs:
         self._open: dict[str, OpenJob] = {}
 
     def begin(self, task_id: str = "", task: Any = None, **_: object) -> None:
+        if len(self._open) >= MAX_OPEN:
+            return
         job = safely(open_job, task.name)
-        if job is not None and len(self._open) < MAX_OPEN:
+        if job is not None:
             self._open[task_id] = job
 
     def end(self, task_id: str = "", **_: object) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import autellix
+from autellix._instrument import jobs
 from autellix.integration import root_scope
 
 
@@ -43,6 +45,13 @@ def test_framework_inside_a_task_has_a_program_of_its_own(task: Any) -> None:
 
     found = task.app.task(name="app.run")(run)
     assert found.delay().get()
+
+
+def test_task_above_the_bound_stays_outside(sdk: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing would close its program, and the worker's thread would stay in it."""
+    monkeypatch.setattr(jobs, "MAX_OPEN", 0)
+    jobs._CeleryJobs().begin("id", SimpleNamespace(name="app.answer"))
+    assert here()[0] is None
 
 
 def test_celery_is_left_as_it_was(task: Any) -> None:
