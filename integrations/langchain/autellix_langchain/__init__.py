@@ -9,20 +9,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from types import ModuleType
+import autellix  # noqa: F401 - importing this package switches the client on
 
-    from autellix.integration import Patches
+if TYPE_CHECKING:
     from autellix_langchain._callback import AutellixCallback
 
-__all__ = ["AutellixCallback", "instrument"]
-
-
-def instrument(patches: Patches, module: ModuleType) -> None:
-    """Patch one of the modules of LangChain and LangGraph; called after its import."""
-    from autellix_langchain import _patches
-
-    _patches.instrument(patches, module)
+__all__ = ["AutellixCallback"]
 
 
 def __getattr__(name: str) -> object:
@@ -32,7 +24,3 @@ def __getattr__(name: str) -> object:
 
         return AutellixCallback
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-# Last, because the client calls `instrument` at once if LangChain has been imported.
-import autellix  # noqa: E402, F401 - importing this package switches the client on

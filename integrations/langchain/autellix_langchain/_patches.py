@@ -34,12 +34,7 @@ if TYPE_CHECKING:
     from autellix.integration import Patches
 
 
-def instrument(patches: Patches, module: ModuleType) -> None:
-    """Patch one module, after its import."""
-    MODULES[module.__name__](patches, module)
-
-
-def _instrument_callbacks(patches: Patches, module: ModuleType) -> None:
+def instrument_callbacks(patches: Patches, module: ModuleType) -> None:
     """Add our handler to every callback manager."""
     patches.apply(module.BaseCallbackManager, "__init__", on_init(_add_handler))
 
@@ -55,7 +50,7 @@ def _add_handler(manager: Any) -> None:
         manager.inheritable_handlers = [*manager.inheritable_handlers, AUTOMATIC]
 
 
-def _instrument_runnables(patches: Patches, module: ModuleType) -> None:
+def instrument_runnables(patches: Patches, module: ModuleType) -> None:
     patches.apply(module.Runnable, "_batch_with_config", around(_open_batch))
     patches.apply(module.Runnable, "_abatch_with_config", around_async(_open_batch))
     patches.apply(module.RunnableSequence, "batch", around(_open_batch))
@@ -63,7 +58,7 @@ def _instrument_runnables(patches: Patches, module: ModuleType) -> None:
     patches.apply(module.RunnableParallel, "invoke", _patch_parallel)
 
 
-def _instrument_fallbacks(patches: Patches, module: ModuleType) -> None:
+def instrument_fallbacks(patches: Patches, module: ModuleType) -> None:
     patches.apply(module.RunnableWithFallbacks, "batch", around(_open_batch))
     patches.apply(module.RunnableWithFallbacks, "abatch", around_async(_open_batch))
 
@@ -88,7 +83,7 @@ def _open_parallel(runnable: Any, _: Any = None, config: Any = None, **_kwargs: 
     return open_run(config.get("run_name") or runnable.get_name(), thread_id, None)
 
 
-def _instrument_model(patches: Patches, module: ModuleType) -> None:
+def instrument_model(patches: Patches, module: ModuleType) -> None:
     """Hand on the receipts of calls, in the metadata of the messages."""
     patches.apply(module.BaseChatOpenAI, "_create_chat_result", _patch_conversion)
     patches.apply(module, "_construct_lc_result_from_responses_api", _patch_conversion)
@@ -159,7 +154,7 @@ def _last_chunk(chunk: Any) -> Any:
     return type(chunk)(message=message)
 
 
-def _instrument_steps(patches: Patches, module: ModuleType) -> None:
+def instrument_steps(patches: Patches, module: ModuleType) -> None:
     patches.apply(module.PregelRunner, "tick", _patch_tick)
 
 
@@ -185,7 +180,7 @@ def _fanned_out(step: Generator[None]) -> Generator[None]:
             yield
 
 
-def _instrument_eager_tasks(patches: Patches, module: ModuleType) -> None:
+def instrument_eager_tasks(patches: Patches, module: ModuleType) -> None:
     if hasattr(sys.modules["asyncio"], "eager_task_factory"):
         patches.apply(module, "_ensure_future", _patch_ensure_future)
 
@@ -197,14 +192,3 @@ def _patch_ensure_future(original: Callable[..., Any]) -> Callable[..., Any]:
         return create() if lazy else create_task(create)
 
     return ensure_future
-
-
-MODULES: dict[str, Callable[[Patches, ModuleType], None]] = {
-    "langchain_core.callbacks.base": _instrument_callbacks,
-    "langchain_core.runnables.base": _instrument_runnables,
-    "langchain_core.runnables.fallbacks": _instrument_fallbacks,
-    "langchain_openai.chat_models.base": _instrument_model,
-    "langgraph._internal._future": _instrument_eager_tasks,
-    "langgraph.pregel._runner": _instrument_steps,
-}
-"""The patches of each module, applied after its import."""

@@ -54,17 +54,16 @@ INSTRUMENTORS = {
     "trio._core._run": "autellix._instrument.spawns:instrument_trio",
     "trio._core._thread_cache": "autellix._instrument.spawns:instrument_trio_threads",
     "uvloop": "autellix._instrument.spawns:instrument_uvloop",
-    # Integrations patch several modules of a framework by one function.
-    "autogen_agentchat.agents": "autellix_autogen:instrument",
-    "autogen_agentchat.teams": "autellix_autogen:instrument",
-    "autogen_core": "autellix_autogen:instrument",
-    "autogen_ext.models.openai": "autellix_autogen:instrument",
-    "langchain_core.callbacks.base": "autellix_langchain:instrument",
-    "langchain_core.runnables.base": "autellix_langchain:instrument",
-    "langchain_core.runnables.fallbacks": "autellix_langchain:instrument",
-    "langchain_openai.chat_models.base": "autellix_langchain:instrument",
-    "langgraph._internal._future": "autellix_langchain:instrument",
-    "langgraph.pregel._runner": "autellix_langchain:instrument",
+    "autogen_agentchat.agents": "autellix_autogen._teams:instrument_agents",
+    "autogen_agentchat.teams": "autellix_autogen._teams:instrument_teams",
+    "autogen_core": "autellix_autogen._runtime:instrument_core",
+    "autogen_ext.models.openai": "autellix_autogen._runtime:instrument_model_client",
+    "langchain_core.callbacks.base": "autellix_langchain._patches:instrument_callbacks",
+    "langchain_core.runnables.base": "autellix_langchain._patches:instrument_runnables",
+    "langchain_core.runnables.fallbacks": "autellix_langchain._patches:instrument_fallbacks",
+    "langchain_openai.chat_models.base": "autellix_langchain._patches:instrument_model",
+    "langgraph._internal._future": "autellix_langchain._patches:instrument_eager_tasks",
+    "langgraph.pregel._runner": "autellix_langchain._patches:instrument_steps",
 }
 """The function that patches each module, as `module:function(patches, module)`; imported with the module."""
 RAW_HTTP = dict.fromkeys(("httpx._client", "httpx2._client"), "autellix._instrument.httpx:instrument_httpx")

@@ -251,7 +251,7 @@ def test_eager_tasks_of_langgraph_are_linked(sdk: None, monkeypatch: pytest.Monk
     module._ensure_future = ensure_future  # type: ignore[attr-defined]
     monkeypatch.setattr(sys.modules["asyncio"], "eager_task_factory", object(), raising=False)
     patches = Patches()
-    _patches._instrument_eager_tasks(patches, module)
+    _patches.instrument_eager_tasks(patches, module)
     task = module._ensure_future(None, loop=None, lazy=False)
     assert getattr(task, ATTRIBUTE) is seen[0] is not None
     assert not hasattr(module._ensure_future(None, loop=None, lazy=True), ATTRIBUTE)
