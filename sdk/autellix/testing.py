@@ -23,7 +23,7 @@ from autellix._answers import answer_of, stream_of
 from autellix_wire import headers as names
 from autellix_wire.ids import parse_parents
 from autellix_wire.paths import API_PREFIX
-from autellix_wire.sessions import SessionStart, SessionStarted
+from autellix_wire.sessions import SessionStarted
 
 __all__ = ["RecordedCall", "RecordingBackend", "tool_call"]
 
@@ -259,7 +259,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(404 if backend.is_forgetful else 200, b"{}")
         else:
             started = SessionStarted(
-                session_id=SessionStart.from_bytes(body).session_id,
+                session_id=json.loads(body)["session_id"],
                 heartbeat_s=backend.heartbeat_s,
                 version="0",
                 token=backend.token,

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 
-from autellix_wire.ids import check_id
-
 SERVER = "autellix"
 MAX_HEARTBEAT_S = 3600.0
 
@@ -23,7 +21,6 @@ class SessionStart:
     """The request that starts a session; the client makes the id, so no call waits for the answer."""
 
     session_id: str
-    program_name: str | None = None
     client: str | None = None
     proof: str | None = None
     """A secret of the client: a start that repeats it is the same client's, and returns the token again."""
@@ -31,23 +28,6 @@ class SessionStart:
     def to_bytes(self) -> bytes:
         """Encode the body."""
         return _encoded(asdict(self))
-
-    @classmethod
-    def from_bytes(cls, body: bytes) -> SessionStart:
-        """Decode and check a body.
-
-        Raises:
-            InvalidBodyError: if it is not a JSON object, or a field is not text.
-            InvalidIdError: if the session id breaks the wire rules.
-        """
-        fields = _object(body)
-        session_id = _text(fields, "session_id")
-        return cls(
-            session_id=check_id(session_id or "", "session_id"),
-            program_name=_text(fields, "program_name"),
-            client=_text(fields, "client"),
-            proof=_text(fields, "proof"),
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -49,21 +49,11 @@ def test_parents_have_a_limit() -> None:
         parse_parents(",".join(map(str, range(65))), "parents")
 
 
-@pytest.mark.parametrize(
-    "start",
-    [SessionStart(session_id="s"), SessionStart(session_id="s", program_name="react", client="python")],
-)
-def test_session_start_round_trips(start: SessionStart) -> None:
-    assert SessionStart.from_bytes(start.to_bytes()) == start
-
-
-@pytest.mark.parametrize(
-    "body",
-    [b"", b"[]", b"\xff", b"{}", b"[" * 100_000, b'{"session_id": 1}', b'{"session_id": "s", "client": {}}'],
-)
-def test_malformed_session_start_is_refused(body: bytes) -> None:
-    with pytest.raises(ValueError):
-        SessionStart.from_bytes(body)
+def test_session_start_leaves_out_what_is_not_given() -> None:
+    assert json.loads(SessionStart(session_id="s", client="python").to_bytes()) == {
+        "session_id": "s",
+        "client": "python",
+    }
 
 
 def test_session_started_round_trips() -> None:
@@ -93,6 +83,12 @@ def test_session_started_without_details() -> None:
 def test_other_answers_are_refused(fields: dict[str, object]) -> None:
     with pytest.raises(InvalidBodyError):
         SessionStarted.from_bytes(json.dumps(fields).encode())
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"\xff", b"[" * 100_000])
+def test_answer_without_an_object_is_refused(body: bytes) -> None:
+    with pytest.raises(InvalidBodyError):
+        SessionStarted.from_bytes(body)
 
 
 def test_tools_round_trip_within_bounds() -> None:
