@@ -86,8 +86,6 @@ class RecordingBackend:
     heartbeat_s: float = 60.0
     token: str | None = None
     """The session token it returns."""
-    is_forgetful: bool = False
-    """Whether it answers heartbeats as if it had restarted."""
     statuses: list[int] = field(default_factory=list)
     """The statuses of the next calls; then 200."""
     control_statuses: list[int] = field(default_factory=list)
@@ -256,7 +254,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif not backend.is_autellix:
             self._answer(404, b'{"detail":"Not Found"}')
         elif self.path.endswith("/heartbeat"):
-            self._answer(404 if backend.is_forgetful else 200, b"{}")
+            self._answer(200, b"{}")
         else:
             started = SessionStarted(
                 session_id=json.loads(body)["session_id"],

@@ -108,7 +108,7 @@ def test_heartbeats_and_return_after_a_restart(sdk: None, make_backend: Callable
     autellix.configure(backend.url)
     ask(backend)
     backend.wait_for("POST", "/heartbeat", count=2)
-    backend.is_forgetful = True
+    backend.control_statuses.append(404)
     wait_until(lambda: sum(entry[1].endswith("/sessions") for entry in backend.control) >= 2)
     wait_until(lambda: registration_at(backend).state == REGISTERED)
 
