@@ -40,7 +40,7 @@ from soak_shapes import Client, Notes, SoakAgent
 from autellix_backend.gateway.tenancy.tenants import key_line, new_key
 from autellix_lab.bench.backend import BackendProcess
 from autellix_lab.demo.model import DEMO_MODEL_NAME
-from autellix_wire import API_PREFIX, PROGRAMS_PATH
+from autellix_wire.paths import API_PREFIX, PROGRAMS_PATH
 
 TENANTS = {"blue": 1.0, "green": 1.0, "red": 2.0}
 """By name, with their weights."""

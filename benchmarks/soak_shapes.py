@@ -17,7 +17,8 @@ from typing import Any
 import aiohttp
 
 from autellix_lab.bench.prompts import random_words
-from autellix_wire import ENGINE, FINAL, PROGRAM_ID, PROGRAM_NAME, PROGRAMS_PATH, THREAD_ID
+from autellix_wire.headers import ENGINE, FINAL, PROGRAM_ID, PROGRAM_NAME, THREAD_ID
+from autellix_wire.paths import PROGRAMS_PATH
 
 CHAT = "/v1/chat/completions"
 OVERHEAD_TOKENS = 16

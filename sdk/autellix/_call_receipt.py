@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from autellix._receipts import FIELD, kept
-from autellix_wire import CALL_ID
+from autellix_wire.headers import CALL_ID
 
 MAX_DEPTH = 6
 PARTS = ("response", "http_response", "usage", "models_usage", "message", "messages", "chat_message", "raw")

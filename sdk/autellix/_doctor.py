@@ -12,7 +12,7 @@ from autellix._instrument.switch import INSTRUMENTORS
 from autellix._sessions.backends import Backend, key_headers
 from autellix._sessions.exchange import close_connections, exchange
 from autellix._sessions.session import Registration
-from autellix_wire import SESSIONS_PATH
+from autellix_wire.paths import SESSIONS_PATH
 from autellix_wire.sessions import InvalidBodyError, SessionStart, SessionStarted
 
 TYPE_CHECKING = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from autellix._faults import log_debug, log_warning
-from autellix_wire import InvalidIdError, check_id
+from autellix_wire.ids import InvalidIdError, check_id
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

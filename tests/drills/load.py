@@ -21,7 +21,8 @@ from typing import Any
 import aiohttp
 from tests.drills.processes import Server
 
-from autellix_wire import FINAL, PROGRAM_ID, PROGRAMS_PATH, SESSION_ID, SESSIONS_PATH, THREAD_ID
+from autellix_wire.headers import FINAL, PROGRAM_ID, SESSION_ID, THREAD_ID
+from autellix_wire.paths import PROGRAMS_PATH, SESSIONS_PATH
 
 CHAT = "/v1/chat/completions"
 RESIDENTS = 4

@@ -6,8 +6,7 @@ import json
 
 import pytest
 
-import autellix_wire
-from autellix_wire import (
+from autellix_wire.ids import (
     InvalidIdError,
     check_id,
     format_interceptions,
@@ -16,11 +15,6 @@ from autellix_wire import (
     parse_parents,
 )
 from autellix_wire.sessions import InvalidBodyError, SessionStart, SessionStarted
-
-
-def test_public_names() -> None:
-    assert sorted(autellix_wire.__all__, key=str.lower) == sorted(set(autellix_wire.__all__), key=str.lower)
-    assert all(hasattr(autellix_wire, name) for name in autellix_wire.__all__)
 
 
 def test_id_is_stripped() -> None:

@@ -12,7 +12,7 @@ from urllib.parse import urlencode
 
 from autellix_backend.errors import CommandError
 from autellix_backend.settings import client_environment
-from autellix_wire import API_PREFIX
+from autellix_wire.paths import API_PREFIX
 
 TIMEOUT_S = 10.0
 PAGE_PROGRAMS = 500

@@ -37,7 +37,8 @@ from http import HTTPStatus
 
 import msgspec
 
-from autellix_wire import PROGRAM_ID, SESSION_TOKEN, SESSIONS_PATH
+from autellix_wire.headers import PROGRAM_ID, SESSION_TOKEN
+from autellix_wire.paths import SESSIONS_PATH
 
 ANTHROPIC_PATH = "/v1/messages"
 RETRY_AFTER_S = 1

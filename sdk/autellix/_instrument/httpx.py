@@ -5,7 +5,7 @@ from __future__ import annotations
 from autellix._faults import safely
 from autellix._instrument import calls
 from autellix._propagation import propagation
-from autellix_wire import CALL_ID
+from autellix_wire.headers import CALL_ID
 from autellix_wire.paths import API_PREFIX
 
 TYPE_CHECKING = False

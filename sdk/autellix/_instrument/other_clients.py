@@ -7,7 +7,7 @@ from autellix._instrument import calls
 from autellix._instrument.patches import before
 from autellix._propagation import propagation
 from autellix._sessions.backends import KEY_HEADERS
-from autellix_wire import CALL_ID
+from autellix_wire.headers import CALL_ID
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import threading
 
 from autellix._ids import ids
 from autellix._programs.progress import joined
-from autellix_wire import MAX_PARENTS
+from autellix_wire.ids import MAX_PARENTS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import weakref
 
 from autellix._programs.progress import Progress, joined
-from autellix_wire import MAX_PARENTS
+from autellix_wire.ids import MAX_PARENTS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -9,8 +9,7 @@ from autellix._programs.running import running_thread
 from autellix._programs.thread import ProgramThread
 from autellix._scopes.scope import Scope
 from autellix._sessions.keeper import keeper
-from autellix_wire import check_id
-from autellix_wire.ids import MAX_ID_BYTES
+from autellix_wire.ids import MAX_ID_BYTES, check_id
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from autellix._sessions.control_thread import ControlThread
 from autellix._sessions.exchange import SessionWatch, exchange, exchange_all
 from autellix._sessions.program_ends import ProgramEnds
 from autellix._sessions.session import NEVER_S, PENDING, REGISTERED, UNREACHABLE, ClientSession, session_proof
-from autellix_wire import SESSIONS_PATH
+from autellix_wire.paths import SESSIONS_PATH
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

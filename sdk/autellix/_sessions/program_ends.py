@@ -7,7 +7,7 @@ from collections import deque
 from autellix._sessions.backends import KNOWN
 from autellix._sessions.exchange import exchange_all
 from autellix._sessions.session import PENDING, REGISTERED
-from autellix_wire import PROGRAMS_PATH
+from autellix_wire.paths import PROGRAMS_PATH
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -6,7 +6,8 @@ import time
 
 from autellix._ids import ids
 from autellix._sessions.backends import LOOPBACK
-from autellix_wire import SESSION_ID, SESSION_TOKEN, SESSIONS_PATH
+from autellix_wire.headers import SESSION_ID, SESSION_TOKEN
+from autellix_wire.paths import SESSIONS_PATH
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

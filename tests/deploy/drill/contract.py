@@ -14,7 +14,8 @@ import aiohttp
 from tests.deploy.drill.costs import described, processor_seconds
 
 from autellix_lab.demo.model import DEMO_MODEL_NAME
-from autellix_wire import API_PREFIX, FINAL, PROGRAM_ID, PROGRAMS_PATH
+from autellix_wire.headers import FINAL, PROGRAM_ID
+from autellix_wire.paths import API_PREFIX, PROGRAMS_PATH
 
 ENGINES_PATH = f"{API_PREFIX}/engines"
 PATIENCE_S = 600.0

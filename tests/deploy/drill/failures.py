@@ -14,7 +14,7 @@ from tests.deploy.drill.pods import Part, Pod, of_part
 from tests.drills.load import Fate, Load, working
 
 from autellix_lab.demo.model import DEMO_MODEL_NAME
-from autellix_wire import PROGRAMS_PATH
+from autellix_wire.paths import PROGRAMS_PATH
 
 CALLS = 40
 DEFAULT_PORT = 8000

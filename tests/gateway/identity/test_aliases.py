@@ -22,7 +22,7 @@ from autellix_backend.gateway.identity.aliases import (
     resolve_aliases,
     usable_id,
 )
-from autellix_wire import InvalidIdError
+from autellix_wire.ids import InvalidIdError
 
 CHAT = "/v1/chat/completions"
 HELLO: dict[str, Any] = {"model": "autellix.fake-model", "messages": [{"role": "user", "content": "hello"}]}

@@ -12,7 +12,7 @@ from autellix_backend.gateway.calls.registry import CallRegistry
 from autellix_backend.gateway.engines.connection import EngineResponse
 from autellix_backend.gateway.engines.router import Assignment
 from autellix_backend.gateway.engines.upstream import response_headers
-from autellix_wire import CALL_ID, ENGINE, IDENTITY_SOURCE, PROGRAM_ID, QUEUE_LEVEL
+from autellix_wire.headers import CALL_ID, ENGINE, IDENTITY_SOURCE, PROGRAM_ID, QUEUE_LEVEL
 
 
 @dataclass(slots=True, eq=False)

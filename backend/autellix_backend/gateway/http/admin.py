@@ -29,7 +29,7 @@ from autellix_backend.observe.metric_families import MetricFamily
 from autellix_backend.observe.metrics import CONTENT_TYPE, GatewayMetrics
 from autellix_backend.settings import settings_to_mapping
 from autellix_backend.stores.base import ProgramStore
-from autellix_wire import API_PREFIX
+from autellix_wire.paths import API_PREFIX
 
 _NEEDS_NO_KEY: dict[str, Any] = {"security": []}
 

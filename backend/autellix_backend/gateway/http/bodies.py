@@ -11,7 +11,7 @@ from starlette.requests import Request
 
 from autellix_backend.gateway.errors import InvalidRequestError
 from autellix_backend.gateway.requests import read_body, read_headers
-from autellix_wire import MAX_ID_BYTES, InvalidIdError, check_id
+from autellix_wire.ids import MAX_ID_BYTES, InvalidIdError, check_id
 
 Body = TypeVar("Body")
 

@@ -14,7 +14,7 @@ from autellix_backend.gateway.classes import verdict
 from autellix_backend.gateway.http.bodies import JSON_TYPE
 from autellix_backend.gateway.http.components import Classes, Turns, Viewer
 from autellix_backend.gateway.http.refusals import refusals
-from autellix_wire import API_PREFIX
+from autellix_wire.paths import API_PREFIX
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,7 @@ from autellix_backend.gateway.http.mark import note_missing
 from autellix_backend.gateway.http.refusals import refusals
 from autellix_backend.reports.snapshot import AdmissionSnapshot, EngineSnapshot
 from autellix_backend.settings import MAX_PORT, EngineKindChoice, SettingsError
-from autellix_wire import API_PREFIX
+from autellix_wire.paths import API_PREFIX
 
 ENGINES_PATH = API_PREFIX + "/engines"
 ONE_ENGINE = ENGINES_PATH + "/{name}"

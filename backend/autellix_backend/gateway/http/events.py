@@ -18,7 +18,7 @@ from autellix_backend.gateway.http.components import Feed, Viewer, WatchRegistry
 from autellix_backend.gateway.http.refusals import refusals
 from autellix_backend.gateway.http.watches import Watches
 from autellix_backend.gateway.tenancy.tenants import Tenant
-from autellix_wire import API_PREFIX
+from autellix_wire.paths import API_PREFIX
 
 EVENTS_PATH = API_PREFIX + "/events"
 KEEP_ALIVE_S = 15.0

@@ -23,7 +23,7 @@ from autellix_backend.gateway.http.components import FindEnded, History, IsShown
 from autellix_backend.gateway.http.elsewhere import ended_list
 from autellix_backend.gateway.http.refusals import refusals
 from autellix_backend.gateway.tenancy.tenants import Tenant
-from autellix_wire import API_PREFIX
+from autellix_wire.paths import API_PREFIX
 
 HISTORY_PATH = API_PREFIX + "/history"
 DEFAULT_LIMIT = 200

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from autellix_wire import VERSION
+from autellix_wire.headers import VERSION
 
 _HEADER = (VERSION.lower().encode(), importlib.metadata.version("autellix").encode())
 MISSING_WORKERS = "X-Autellix-Missing-Workers"

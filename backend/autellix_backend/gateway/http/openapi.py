@@ -24,7 +24,7 @@ from autellix_backend.gateway.calls.dialects import Dialect
 from autellix_backend.gateway.http.bodies import ID_SCHEMA
 from autellix_backend.gateway.http.refusals import AnthropicError, OpenAIError, refusals
 from autellix_backend.reports.receipt import Receipt
-from autellix_wire import (
+from autellix_wire.headers import (
     CALL_ID,
     ENGINE,
     EXPECTED_CALLS,

@@ -37,7 +37,7 @@ from autellix_backend.gateway.http.components import (
 )
 from autellix_backend.gateway.http.history import EndedExplanation, explain_ended
 from autellix_backend.gateway.http.refusals import refusals
-from autellix_wire import PROGRAMS_PATH
+from autellix_wire.paths import PROGRAMS_PATH
 
 DEFAULT_LIMIT = 200
 MAX_LIMIT = 1000

@@ -24,7 +24,7 @@ from autellix_backend.gateway.http.components import (
 from autellix_backend.gateway.http.refusals import refusals
 from autellix_backend.gateway.requests import read_headers
 from autellix_backend.stores.base import NotOwnerError, ProgramStore
-from autellix_wire import PROGRAMS_PATH, SESSIONS_PATH
+from autellix_wire.paths import PROGRAMS_PATH, SESSIONS_PATH
 from autellix_wire.sessions import SERVER, SessionStart, SessionStarted
 
 VERSION = importlib.metadata.version("autellix")

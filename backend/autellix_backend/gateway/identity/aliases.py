@@ -23,7 +23,8 @@ from dataclasses import KW_ONLY, dataclass
 import msgspec
 
 from autellix_backend.gateway.raw_json import JSON_ERRORS, MAX_SCALAR_BYTES, decoded_or
-from autellix_wire import FINAL, MAX_ID_BYTES, PROGRAM_ID, SESSION_ID, THREAD_ID, InvalidIdError, check_id
+from autellix_wire.headers import FINAL, PROGRAM_ID, SESSION_ID, THREAD_ID
+from autellix_wire.ids import MAX_ID_BYTES, InvalidIdError, check_id
 
 ANONYMOUS = "request"
 FOREIGN_TOKEN = "foreign-token"

@@ -32,7 +32,7 @@ from autellix_backend.gateway.identity.transcripts import Transcript, Transcript
 from autellix_backend.gateway.tenancy.tenants import Tenant
 from autellix_backend.observe.metrics import GatewayMetrics
 from autellix_backend.settings import GatewaySettings
-from autellix_wire import (
+from autellix_wire.headers import (
     CALL_ID,
     EXPECTED_CALLS,
     EXPECTED_TOKENS,
@@ -41,11 +41,8 @@ from autellix_wire import (
     PARENT_IDS,
     PROGRAM_NAME,
     SESSION_ID,
-    InvalidIdError,
-    check_id,
-    parse_interceptions,
-    parse_parents,
 )
+from autellix_wire.ids import InvalidIdError, check_id, parse_interceptions, parse_parents
 
 MAIN_THREAD = "0"
 MAX_EXPECTED_DIGITS = 12

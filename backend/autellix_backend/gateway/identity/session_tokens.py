@@ -25,7 +25,7 @@ from autellix_backend.gateway.identity.aliases import FOREIGN_TOKEN
 from autellix_backend.gateway.identity.identity import Identity
 from autellix_backend.gateway.identity.running_sessions import RunningSessions
 from autellix_backend.gateway.tenancy.tenants import Tenant, presented_key
-from autellix_wire import SESSION_ID, SESSION_TOKEN
+from autellix_wire.headers import SESSION_ID, SESSION_TOKEN
 
 TOKEN_HEADER = SESSION_TOKEN.lower()
 SECRET_BYTES = 32
