@@ -394,6 +394,12 @@ async def test_connections_that_end_leave_nothing_to_the_garbage_collector(
                 await reader.readexactly(1)
                 writer.transport.abort()
                 await app.disconnected.wait()
+            app.disconnected.clear()
+            async with connected(url) as (reader, writer), asyncio.timeout(PATIENCE_S):
+                writer.write(b"GET /stream HTTP/1.1\r\nhost: a\r\n\r\n" + 2 * (get % b"behind"))
+                await reader.readexactly(1)
+                writer.transport.abort()
+                await app.disconnected.wait()
         await until(lambda: not left)
     finally:
         gc.enable()

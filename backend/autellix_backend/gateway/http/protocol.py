@@ -214,6 +214,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
                 leave()
             self._rounds.charge(ABORT_S)
         super().connection_lost(exc)
+        # Those behind the first never begin: they and this refer to each other, and only a collection of
+        # garbage, which stops all calls, would find thousands of them.
+        self.cycle = self._unanswered[0]
+        self.pipeline.clear()
+        self._unanswered.clear()
 
     def data_received(self, data: bytes) -> None:
         """Parse what was read, in this round of the event loop or in later ones."""
