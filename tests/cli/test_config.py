@@ -123,7 +123,7 @@ def test_a_misspelt_setting_names_the_nearest(file: Path, capsys: pytest.Capture
             "[gateway]\nrecord_path = '/nowhere/r.jsonl'",
             "gateway.record_path: cannot write /nowhere/r.jsonl (there is no folder /nowhere)",
         ),
-        ("[observe]\nhistory_file = '/'", "observe.history_file: cannot write / (it is a folder)"),
+        ("[observe]\nhistory_file = '/'", "observe.history_file: cannot write / (Is a directory)"),
         ("[gateway]\nworkers = 2", "gateway.workers: 2 processes need one process table"),
         ("[gateway]\nhost = 'nowhere.invalid'", "gateway.host: 'nowhere.invalid' is unknown"),
         ("[engine]\nmodel = '/nowhere'\nextra_args = ['--port=1']", "engine.extra_args: --port is set by"),

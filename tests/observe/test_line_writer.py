@@ -13,7 +13,7 @@ from tests.observe.settled_calls import settled_call
 
 from autellix_backend.observe import call_log
 from autellix_backend.observe.call_log import make_call_log
-from autellix_backend.observe.line_writer import STANDARD_ERROR, append_text
+from autellix_backend.observe.line_writer import STANDARD_ERROR, append_text, check_writable
 from autellix_backend.settings import SettingsError
 
 
@@ -89,6 +89,14 @@ def test_a_failing_disk_is_logged_once(tmp_path: Path, caplog: pytest.LogCapture
 def test_a_path_that_cannot_be_written_is_a_settings_error(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"observe\.call_log: cannot write"):
         make_call_log(tmp_path / "nowhere" / "calls.jsonl", CollectorRegistry())
+
+
+def test_what_the_file_system_refuses_is_a_settings_error_before_and_at_the_start(tmp_path: Path) -> None:
+    path = tmp_path / ("long" * 100)
+    with pytest.raises(SettingsError, match=r"observe\.call_log: cannot write .*name too long"):
+        check_writable(path, "observe.call_log")
+    with pytest.raises(SettingsError, match=r"observe\.call_log: cannot write .*name too long"):
+        make_call_log(path, CollectorRegistry())
 
 
 def test_a_line_that_does_not_fit_leaves_nothing_behind(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import os
 import queue
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -45,8 +45,8 @@ class LineWriter(Generic[T]):
         Raises:
             SettingsError: if it cannot be written.
         """
-        check_writable(path, setting)
-        append_text(path, "")
+        with _explained(path, setting):
+            append_text(path, "")
         self._path = path
         self._render = render
         self._results = results
@@ -117,12 +117,23 @@ def check_writable(path: Path | None, setting: str) -> None:
     """
     if path is None or path == STANDARD_ERROR:
         return
-    if path.is_dir():
-        problem = "it is a folder"
-    elif not path.parent.is_dir():
-        problem = f"there is no folder {path.parent}"
-    elif not os.access(path if path.exists() else path.parent, os.W_OK):
-        problem = "permission denied"
-    else:
-        return
-    raise SettingsError(setting, f"cannot write {path} ({problem})", "a file that can be written, or -")
+    with _explained(path, setting):
+        try:
+            os.close(os.open(path, os.O_WRONLY))
+        except FileNotFoundError:
+            folder = path.parent
+            if not folder.is_dir():
+                raise FileNotFoundError(errno.ENOENT, f"there is no folder {folder}") from None
+            if not os.access(folder, os.W_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES)) from None
+
+
+@contextlib.contextmanager
+def _explained(path: Path, setting: str) -> Iterator[None]:
+    """Turn an error of the file system into one of the setting."""
+    try:
+        yield
+    except OSError as error:
+        raise SettingsError(
+            setting, f"cannot write {path} ({error.strerror})", "a file that can be written, or -"
+        ) from error

@@ -222,9 +222,9 @@ def test_calls_that_run_at_the_end_are_not_recorded(fake: FakeCalls) -> None:
 
 
 def test_a_file_that_cannot_be_written_stops_the_start(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match=r"gateway\.record_path: cannot write .*there is no folder"):
+    with pytest.raises(SettingsError, match=r"gateway\.record_path: cannot write .*No such file"):
         FakeCalls(tmp_path / "none" / "trace.jsonl")
-    with pytest.raises(SettingsError, match=r"gateway\.record_path: cannot write .*it is a folder"):
+    with pytest.raises(SettingsError, match=r"gateway\.record_path: cannot write .*Is a directory"):
         FakeCalls(tmp_path)
 
 
