@@ -19,7 +19,7 @@ from tests.waiting import PATIENCE_S, wait_until
 
 import autellix_backend
 from autellix_backend.core.config import SchedulerConfig
-from autellix_backend.engines.base import EngineStartError, ModelNotFoundError
+from autellix_backend.engines.base import Engine, EngineStartError, ModelNotFoundError
 from autellix_backend.engines.replica import VllmReplica
 from autellix_backend.engines.vllm_command import KV_SPEC, EngineArgumentError, check_arguments
 from autellix_backend.settings import EngineSettings, Settings
@@ -58,6 +58,7 @@ def test_starts_answers_and_stops(tmp_path: Path) -> None:
         await replica.stop()
 
     asyncio.run(main())
+    assert isinstance(replica, Engine)
     assert (replica.is_alive(), replica.failure()) == (False, None)
     wait_until(lambda: not any(map(is_running, read_pids(pid_file))))
 

@@ -13,7 +13,7 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from autellix_backend.errors import CommandError
 
@@ -84,6 +84,7 @@ class Health:
     """Whether it did not answer in time: it is busy, or it hangs."""
 
 
+@runtime_checkable
 class Engine(Protocol):
     """One OpenAI-compatible server that answers calls."""
 

@@ -13,6 +13,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from autellix_backend.engines.base import Engine
 from autellix_backend.reports.report import EngineReport
 from autellix_lab.fakes.engine import CHAT_PATH, FakeBehaviour, FakeEngine, Fault
 
@@ -39,6 +40,11 @@ def with_engine(
 async def post(engine: FakeEngine, client: aiohttp.ClientSession, **fields: object) -> tuple[int, bytes]:
     async with client.post(engine.base_url + CHAT_PATH, json=CHAT_BODY | fields) as response:
         return response.status, await response.read()
+
+
+def test_is_an_engine() -> None:
+    """The fake fulfils the Engine protocol."""
+    assert isinstance(FakeEngine(), Engine)
 
 
 def test_answers_a_chat_completion() -> None:
