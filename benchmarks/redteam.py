@@ -1,7 +1,6 @@
 """A red team: one of two tenants attacks the gateway in every way it knows, the other goes on working.
 
     python benchmarks/redteam.py [--rounds 10] [--seconds 5] [--idle-attacker] [--seed 1] [--json]
-    python benchmarks/redteam.py --workers 2 --store redis://HOST        several processes of one gateway
 
 The gateway runs as its users run it (`autellix serve` with keys and limits), in front of an engine that
 answers at once or with a fault. The quiet tenant works in a process of its own, in each round alone first and
@@ -263,7 +262,7 @@ async def run(options: argparse.Namespace, folder: Path) -> Report:
     with _process(redteam_engine.serve) as engine:
         store = ["--store", options.store] if options.store else []
         engine_port = engine.recv()
-        gateway = Gateway(folder, engine_port, ["--workers", str(options.workers), *store])
+        gateway = Gateway(folder, engine_port, store)
         code = -1
         try:
             address = HOSTILE_ADDRESS if options.one_address else QUIET_ADDRESS
@@ -288,7 +287,7 @@ async def _attack(gateway: Gateway, quiet: Quiet, options: argparse.Namespace) -
     base_bytes = 0
     connector = aiohttp.TCPConnector(limit=0, force_close=True)
     async with aiohttp.ClientSession(connector=connector) as client:
-        target = Target(gateway.url, KEYS["hostile"], client, random.Random(options.seed), options.workers)
+        target = Target(gateway.url, KEYS["hostile"], client, random.Random(options.seed))
         for _ in range(options.rounds):
             await _during(
                 attacked[ALONE], asyncio.sleep(max(options.alone, options.seconds)), target, gateway, quiet
@@ -419,9 +418,6 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1, help="of all that is drawn")
     parser.add_argument(
         "--only", nargs="+", choices=names, default=names, help="attacks to make, default all"
-    )
-    parser.add_argument(
-        "--workers", type=int, default=1, help="processes of the gateway; several want a store"
     )
     parser.add_argument("--store", metavar="URL", help="of a Redis that others do not use")
     parser.add_argument("--json", action="store_true", help="print JSON")

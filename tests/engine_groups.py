@@ -44,7 +44,6 @@ LONG = (
     # One worker for both: the libraries that make the model take seconds to import.
     "tests/lab/demo/test_model.py",
     "tests/cli/test_main.py::test_demo_model_prints",
-    "tests/cli/test_workers.py",
 )
 """Tests that start first: at the end of the run they would leave the other workers idle."""
 

@@ -124,7 +124,6 @@ def test_a_misspelt_setting_names_the_nearest(file: Path, capsys: pytest.Capture
             "gateway.record_path: cannot write /nowhere/r.jsonl (there is no folder /nowhere)",
         ),
         ("[observe]\nhistory_file = '/'", "observe.history_file: cannot write / (Is a directory)"),
-        ("[gateway]\nworkers = 2", "gateway.workers: 2 processes need one process table"),
         ("[gateway]\nhost = 'nowhere.invalid'", "gateway.host: 'nowhere.invalid' is unknown"),
         ("[engine]\nmodel = '/nowhere'\nextra_args = ['--port=1']", "engine.extra_args: --port is set by"),
         ("[engine]\nkv_host_gib = 1", "engine.kv_host_gib: is given without engine.model"),
@@ -141,7 +140,9 @@ def test_the_check_finds_what_serve_would_refuse(
 
 
 def test_all_problems_are_listed_at_once(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file.write_text("[gateway]\nworkers = 2\nrecord_path = '/nowhere/r.jsonl'\n[observe]\ncall_log = '/'")
+    file.write_text(
+        "[gateway]\nhost = 'nowhere.invalid'\nrecord_path = '/nowhere/r.jsonl'\n[observe]\ncall_log = '/'"
+    )
     assert main(["config", "check", str(file)]) == 2
     assert capsys.readouterr().out.count("problem: ") == 3
 

@@ -264,7 +264,7 @@ async def test_while_the_engines_start_the_page_says_so_and_calls_come_again(
     found: dict[str, tuple[int, str]] = {}
 
     with contextlib.closing(bind(settings.gateway)) as listener:
-        server = asyncio.create_task(serve_on(settings, [listener], print, show_page=print))
+        server = asyncio.create_task(serve_on(settings, listener, show_page=print))
         await until(lambda: replica.pid is not None)
         root = f"http://127.0.0.1:{listener.getsockname()[1]}"
         async with aiohttp.ClientSession() as client:

@@ -23,7 +23,7 @@ from autellix_backend.vllm_plugin.settings import PluginSettings
 
 ROOT = DEPLOY.parent
 UNITS = DEPLOY / "systemd"
-GATEWAY, ENGINE = UNITS / "autellix-gateway.service", UNITS / "autellix-engine@.service"
+GATEWAY, ENGINE = UNITS / "autellix-gateway@.service", UNITS / "autellix-engine@.service"
 VARIABLE = re.compile(r"\$\{?([A-Z][A-Z0-9_]*)\}?")
 
 

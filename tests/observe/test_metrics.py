@@ -10,7 +10,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from tests.observe.settled_calls import settled_call
 
-from autellix_backend.observe.metric_families import MetricFactory
+from autellix_backend.observe.metric_factory import MetricFactory
 from autellix_backend.observe.metrics import (
     MAX_MODELS,
     AdmissionMetrics,

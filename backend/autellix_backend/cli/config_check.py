@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 
 from autellix_backend.cli.server import resolve
-from autellix_backend.cli.workers import check_workers
 from autellix_backend.engines.factory import check_host_memory
 from autellix_backend.engines.models import check_model
 from autellix_backend.engines.replica import generated_model
@@ -33,7 +32,6 @@ PLACEHOLDER = "change-me"
 def problems_of(settings: Settings) -> Iterator[str]:
     """Return a sentence for each thing that `serve` would refuse with these settings."""
     checks: tuple[Callable[[], object], ...] = (
-        partial(check_workers, settings),
         partial(load_tenants, settings),
         partial(resolve, settings.gateway),
         *output_checks(settings),

@@ -8,7 +8,7 @@ import contextlib
 import signal
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 
 import uvloop
@@ -21,7 +21,6 @@ from autellix_backend.cli.running_engines import running_engines
 from autellix_backend.cli.server import GatewayServer, answering_meanwhile, bind
 from autellix_backend.cli.signals import EXIT_FAILURE, EXIT_INTERRUPTED, on_signals
 from autellix_backend.cli.token_secret import with_token_secret
-from autellix_backend.cli.workers import Workers, check_workers
 from autellix_backend.gateway.app import create_app
 from autellix_backend.gateway.engines.pool import EnginePool
 from autellix_backend.gateway.heap import collect_while_idle, settle_heap
@@ -30,7 +29,6 @@ from autellix_backend.gateway.http.origin import is_loopback
 from autellix_backend.gateway.http.page import PAGE_PATH, has_page
 from autellix_backend.gateway.tenancy.file import load_tenants
 from autellix_backend.gateway.tenancy.tenants import Tenants
-from autellix_backend.gateway.workers.link import Link
 from autellix_backend.settings import RawValue, Settings, SettingsError, unknown_variables
 
 SWITCH_INTERVAL_S = 0.0005
@@ -67,53 +65,27 @@ async def serve(settings: Settings, *, opens_page: bool = False) -> int:
 
     Args:
         settings: The settings.
-        opens_page: Whether to open the live page in a browser; several workers have no page of their own.
+        opens_page: Whether to open the live page in a browser.
 
     Raises:
         SettingsError: if the address cannot be bound, the recording or the log of calls cannot be written,
             the tenants' file is malformed, the extra for traces is not installed, or no engine is described.
         EngineError: if an engine cannot be started.
     """
-    check_workers(settings)
     with contextlib.closing(bind(settings.gateway)) as listener:
         for check in output_checks(settings):
             check()
-        if settings.gateway.workers > 1:
-            # The workers' tokens are one another's.
-            return await Workers(with_token_secret(settings), listener, serve_worker).run()
-        return await serve_on(
-            settings,
-            [listener],
-            partial(print, flush=True),
-            show_page=partial(announcements.show_page, opens=opens_page),
-        )
+        show_page = partial(announcements.show_page, opens=opens_page)
+        return await serve_on(settings, listener, show_page=show_page)
 
 
-async def serve_worker(
-    settings: Settings, listeners: list[socket.socket], announce: Callable[[str], None], parent: Link
-) -> int:
-    """Serve as one of several workers: the parent passes SIGINT on as SIGTERM."""
-    return await serve_on(settings, listeners, announce, ends=(signal.SIGTERM,), parent=parent)
-
-
-async def serve_on(
-    settings: Settings,
-    listeners: list[socket.socket],
-    announce: Callable[[str], None],
-    *,
-    ends: Sequence[int] = ENDS,
-    show_page: Callable[[str], None] | None = None,
-    parent: Link | None = None,
-) -> int:
-    """Start the engines, serve one gateway, and stop the engines; raises as serve() does.
+async def serve_on(settings: Settings, listener: socket.socket, *, show_page: Callable[[str], None]) -> int:
+    """Start the engines, serve the gateway, and stop the engines; raises as serve() does.
 
     Args:
         settings: The settings.
-        listeners: The sockets; the ready line names the first.
-        announce: Is called with the ready line.
-        ends: The signals that end it.
+        listener: The socket.
         show_page: Is called with the address of the live page, where there is one.
-        parent: The link to the parent of several workers.
     """
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     tenants = load_tenants(settings)
@@ -122,34 +94,32 @@ async def serve_on(
     page_is_there = has_page(
         settings.gateway, has_keys=tenants.has_keys, is_loopback=is_loopback(settings.gateway.host)
     )
-    # Several workers share their address, and have no page.
-    start = answering_meanwhile(listeners if show_page else [], has_page=page_is_there)
+    start = answering_meanwhile(listener, has_page=page_is_there)
     with on_signals(lambda: _reload(tenants), *reloads):
         try:
-            async with running_engines(settings, start, ends) as engines:
+            async with running_engines(settings, start, ENDS) as engines:
                 connections = connection_limit()
                 app = create_app(
                     with_token_secret(settings),
                     *engines,
                     tenants=tenants,
                     max_connections=connections,
-                    parent=parent,
                 )
                 pool: EnginePool = app.state.pool
                 pool.subscribe(note_change)
 
                 def on_ready() -> None:
                     settle_heap()
-                    announce(ready_line(settings, pool, listeners[0]))
+                    print(ready_line(settings, pool, listener), flush=True)
                     note_noise(settings.engine)
-                    if show_page is not None and page_is_there:
-                        show_page(root_url(listeners[0]) + PAGE_PATH)
+                    if page_is_there:
+                        show_page(root_url(listener) + PAGE_PATH)
 
                 server = GatewayServer(app, settings.gateway, connections, on_ready)
                 collecting = asyncio.create_task(collect_while_idle(app.state.registry.idle_s))
                 try:
-                    with on_signals(server.end, *ends):
-                        await server.serve(sockets=listeners)
+                    with on_signals(server.end, *ENDS):
+                        await server.serve(sockets=[listener])
                 finally:
                     collecting.cancel()
                     # A server that was forced to exit has not closed it.

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import AsyncIterator, Callable, Generator, Sequence
+from collections.abc import AsyncIterator, Callable, Generator
 from functools import partial
 from typing import Literal, cast
 
@@ -93,7 +93,6 @@ class GatewayServer(uvicorn.Server):
         self._app = app
         self._on_ready = on_ready
         self._grace_s = gateway.shutdown_grace_s
-        self._has_siblings = gateway.workers > 1
         self._drain: asyncio.Task[None] | None = None
         self.is_cut_short = False
         """Whether a second signal ended it."""
@@ -109,7 +108,6 @@ class GatewayServer(uvicorn.Server):
                     self._rounds,
                     self._table,
                     partial(owner_of, self._app.state.tenants),
-                    is_shared=self._has_siblings,
                 )
                 for listener in sockets or ()
             ]
@@ -158,18 +156,15 @@ class GatewayServer(uvicorn.Server):
 
 
 @contextlib.asynccontextmanager
-async def answering_meanwhile(listeners: Sequence[socket.socket], *, has_page: bool) -> AsyncIterator[None]:
-    """Answer that the engines start while inside, on copies of the listeners, which stay open."""
-    if not listeners:
-        yield
-        return
+async def answering_meanwhile(listener: socket.socket, *, has_page: bool) -> AsyncIterator[None]:
+    """Answer that the engines start while inside, on a copy of the listener, which stays open."""
     config = server_config(
         starting_app(has_page=has_page), ConnectionTable(connection_limit()), lifespan="off"
     )
     config.load()
     server = uvicorn.Server(config)
     server.lifespan = config.lifespan_class(config)
-    copies = [listener.dup() for listener in listeners]
+    copies = [listener.dup()]
     await server.startup(copies)
     try:
         yield

@@ -18,7 +18,6 @@ from autellix_backend.gateway.calls.exchange import CallEndpoint
 from autellix_backend.gateway.http import (
     admin,
     classes,
-    elsewhere,
     engines,
     events,
     history,
@@ -37,8 +36,6 @@ from autellix_backend.gateway.http.origin import SameOrigin, is_loopback
 from autellix_backend.gateway.http.passthrough import PassthroughEndpoint
 from autellix_backend.gateway.tenancy.tenants import Tenants
 from autellix_backend.gateway.wiring import Components
-from autellix_backend.gateway.workers.hub import METRICS
-from autellix_backend.gateway.workers.link import Link
 from autellix_backend.settings import Settings
 from autellix_backend.stores.base import ProgramStore
 
@@ -57,7 +54,6 @@ def create_app(
     tenants: Tenants | None = None,
     clock: Callable[[], float] = time.monotonic,
     max_connections: int = MAX_CONNECTIONS,
-    parent: Link | None = None,
 ) -> FastAPI:
     """Build the gateway in front of engines, which the caller starts and stops.
 
@@ -71,14 +67,12 @@ def create_app(
         tenants: The tenants; those of the settings if None.
         clock: Monotonic seconds.
         max_connections: How many connections the server takes, of which a tenant may have half.
-        parent: The link to the parent, where this is one of several workers; the caller opens it.
 
     Raises:
         SettingsError: if the recording or the call log cannot be written, the tenants file is malformed, or
             the extra for traces or for Redis is not installed.
     """
-    components = Components(settings, engines, store=store, tenants=tenants, clock=clock, parent=parent)
-    _answer_others(components)
+    components = Components(settings, engines, store=store, tenants=tenants, clock=clock)
     app = FastAPI(
         title="Autellix", openapi_url=None, lifespan=partial(_lifespan, components), redirect_slashes=False
     )
@@ -133,23 +127,11 @@ async def _lifespan(components: Components, _app: FastAPI) -> AsyncIterator[None
             components.classes.on_program_ended(end)
         components.pool.open()
         stack.push_async_callback(components.pool.close)
-        await components.operations.catch_up()
         reaper = asyncio.create_task(_reap(components))
         stack.push_async_callback(_cancel, reaper)
         # First at the end: calls that the server cancelled still get their reports.
         stack.push_async_callback(components.registry.drained)
         yield
-
-
-def _answer_others(components: Components) -> None:
-    """Answer the questions of other workers."""
-    others, metrics, pool = components.others, components.metrics, components.pool
-    others.answer(
-        METRICS, lambda _: admin.metric_families(metrics, pool, components.store, components.classes)
-    )
-    elsewhere.answer_open_calls(others, components.registry, pool)
-    elsewhere.answer_history(others, components.history)
-    elsewhere.join_feeds(others, components.feed)
 
 
 def _engine_routes(components: Components) -> list[AsgiRoute]:

@@ -20,7 +20,6 @@ GatewayError
 │   ├── EngineUnavailableError     no engine answers, or it died
 │   ├── OverloadedError            the engine's queue is full
 │   ├── IntakeFullError            too many bytes of bodies arrive at once
-│   ├── ParentSilentError          the parent of several workers does not answer
 │   ├── TooManySubscribersError    the event feed has its maximum of subscribers
 │   ├── TooManyConnectionsError    the gateway has its maximum of connections
 │   ├── StartingError              the engines are starting
@@ -316,15 +315,6 @@ class IntakeFullError(UnavailableError):
             f"the gateway receives too many bytes of request bodies at once: the limit is {limit_bytes}, "
             "and half of that for one tenant (gateway.max_incoming_bytes)"
         )
-
-
-class ParentSilentError(UnavailableError):
-    """The parent of several workers does not answer, which counts for all of them."""
-
-    code = "overloaded"
-
-    def __init__(self, what: str) -> None:
-        super().__init__(f"{what} is unknown at the moment: the workers' parent does not answer")
 
 
 class TooManySubscribersError(UnavailableError):

@@ -22,7 +22,6 @@ from autellix_backend.gateway.calls.open_call import OpenCall
 from autellix_backend.gateway.calls.registry import CallRegistry
 from autellix_backend.gateway.classes import ProgramClasses
 from autellix_backend.gateway.engines.handle import AdmissionBounds, EngineHandle
-from autellix_backend.gateway.engines.operations import PoolOperations
 from autellix_backend.gateway.engines.ordering import ArrivalOrdering, Ordering, PolicyOrdering
 from autellix_backend.gateway.engines.pool import EnginePool
 from autellix_backend.gateway.engines.queue import EngineQueue
@@ -43,12 +42,9 @@ from autellix_backend.gateway.identity.session_tokens import SessionTokens
 from autellix_backend.gateway.recording.recorder import ProgramRecorder
 from autellix_backend.gateway.tenancy.file import load_tenants
 from autellix_backend.gateway.tenancy.intake import Intake
-from autellix_backend.gateway.tenancy.limiter import CallLimits, Limiter
+from autellix_backend.gateway.tenancy.limiter import Limiter
 from autellix_backend.gateway.tenancy.open_sessions import OpenSessions
 from autellix_backend.gateway.tenancy.tenants import Tenants
-from autellix_backend.gateway.workers.limits import SharedLimiter
-from autellix_backend.gateway.workers.link import Link
-from autellix_backend.gateway.workers.others import OtherWorkers
 from autellix_backend.observe.call_log import make_call_log
 from autellix_backend.observe.genai_metrics import make_genai_metrics
 from autellix_backend.observe.metrics import GatewayMetrics
@@ -77,7 +73,6 @@ class Components:
         store: ProgramStore | None,
         tenants: Tenants | None,
         clock: Callable[[], float],
-        parent: Link | None = None,
     ) -> None:
         """Build the components; the arguments are those of `create_app`.
 
@@ -87,7 +82,6 @@ class Components:
         gateway = settings.gateway
         self.settings = settings
         self.clock = clock
-        self.others = OtherWorkers(parent)
         self.watches = Watches()
         self.tenants = tenants or load_tenants(settings)
         self.metrics = metrics = GatewayMetrics(settings.observe.program_names)
@@ -98,7 +92,7 @@ class Components:
         path = gateway.record_path
         self.recorder = None if path is None else ProgramRecorder(path, metrics.registry, origin_s=clock())
         self._count_engine_refusal = partial(self.count_refusal, "")
-        self.limiter = self._make_limiter(parent)
+        self.limiter = self._make_limiter()
         self.intake = self._make_intake()
         self.turns = AnswerTurns()
         self.sessions = OpenSessions(ttl_s=SESSION_TTL_S, on_refusal=self.count_refusal)
@@ -144,7 +138,6 @@ class Components:
         self._subscribe()
         for engine in engines:
             self.pool.join(engine)
-        self.operations = PoolOperations(self.pool, settings.engine, self.others)
 
     def _subscribe(self) -> None:
         """Subscribe the parts that follow calls and programs."""
@@ -183,11 +176,9 @@ class Components:
             return None
         return HistoryFile(observe.history_file, observe.history_programs, self.metrics.registry)
 
-    def _make_limiter(self, parent: Link | None) -> CallLimits | None:
+    def _make_limiter(self) -> Limiter | None:
         if not self.tenants.has_keys and self.settings.limits == TenantLimits():
             return None
-        if parent is not None:
-            return SharedLimiter(parent, on_refusal=self.count_refusal)
         return Limiter(epoch_s=time.time() - self.clock(), on_refusal=self.count_refusal)
 
     def _make_intake(self) -> Intake:

@@ -16,7 +16,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.metrics import MetricWrapperBase
 
 from autellix_backend.observe.bounded_labels import OTHER, LearnedLabels
-from autellix_backend.observe.metric_families import Merge, MetricFactory, MetricFamily
+from autellix_backend.observe.metric_factory import MetricFactory
 from autellix_backend.observe.settled_call import Outcome, SettledCall
 from autellix_backend.reports.snapshot import AdmissionSnapshot, EngineSnapshot, KvOffloadTotals
 
@@ -153,15 +153,11 @@ class QueueMetrics:
         self._breaker_open = make.gauge(
             "engine_breaker_open", "Whether the circuit breaker is open.", "engine"
         )
-        self._queued_calls = make.gauge(
-            "queued_calls", "Calls in the gateway's queue.", "engine", merge=Merge.SUM
-        )
+        self._queued_calls = make.gauge("queued_calls", "Calls in the gateway's queue.", "engine")
         self._unanswered_calls = make.gauge(
-            "unanswered_calls", "Calls without a byte of their answer.", "engine", merge=Merge.SUM
+            "unanswered_calls", "Calls without a byte of their answer.", "engine"
         )
-        self._unanswered_bytes = make.gauge(
-            "unanswered_bytes", "Bytes of those calls' bodies.", "engine", merge=Merge.SUM
-        )
+        self._unanswered_bytes = make.gauge("unanswered_bytes", "Bytes of those calls' bodies.", "engine")
 
     def set_queue(
         self,
@@ -187,9 +183,7 @@ class SnapshotMetrics:
         self._slots = make.gauge("engine_slots", "The engine's batch slots.", "engine")
         self._blocks = make.gauge("engine_kv_blocks", "Used and total KV blocks.", "engine", "kind")
         self._step_s = make.gauge("engine_step_seconds", "Mean duration of the latest steps.", "engine")
-        self._age_s = make.gauge(
-            "engine_snapshot_age_seconds", "Age of the latest snapshot.", "engine", merge=Merge.LEAST
-        )
+        self._age_s = make.gauge("engine_snapshot_age_seconds", "Age of the latest snapshot.", "engine")
         self._strength_s = make.gauge(
             "boost_strength_seconds", "The most by which little work counts as an earlier arrival.", "engine"
         )
@@ -240,7 +234,7 @@ class OffloadMetrics:
 
     def __init__(self, make: MetricFactory) -> None:
         def counter(name: str, text: str, *labels: str) -> Counter:
-            return make.counter("kv_offload_" + name, text, "engine", *labels, merge=Merge.MOST)
+            return make.counter("kv_offload_" + name, text, "engine", *labels)
 
         self._bytes = counter("bytes", "Bytes of stored and loaded KV blocks.", "direction")
         self._transfers = counter("transfers", "Copies between the memories.", "direction")
@@ -298,18 +292,12 @@ class GatewayMetrics:
             "identity_malformed", "Invalid ids in other tools' headers and fields, ignored.", "source"
         )
         self.reaped = make.counter("reaped", "Idle programs and lost sessions removed.", "kind")
-        self.engine_up = make.gauge(
-            "engine_up", "Whether the engine receives calls.", "engine", merge=Merge.LEAST
-        )
-        self.engine_reports = make.gauge(
-            "engine_reports", "Whether the engine's reports arrive.", "engine", merge=Merge.LEAST
-        )
+        self.engine_up = make.gauge("engine_up", "Whether the engine receives calls.", "engine")
+        self.engine_reports = make.gauge("engine_reports", "Whether the engine's reports arrive.", "engine")
         self.engine_restarts = make.counter(
             "engine_restarts", "Restarts of a dead or hung engine, failed attempts included.", "engine"
         )
-        self.event_subscribers = make.gauge(
-            "event_subscribers", "Open connections to the event feed.", merge=Merge.SUM
-        )
+        self.event_subscribers = make.gauge("event_subscribers", "Open connections to the event feed.")
         self.events_dropped = make.counter("events_dropped", "Events that slow subscribers missed.")
         self.engines = SnapshotMetrics(make)
         self.admission = AdmissionMetrics(make)
@@ -321,9 +309,7 @@ class GatewayMetrics:
         self.store_fallbacks = make.counter(
             "store_fallbacks", "Operations that the gateway's copy of the process table answered alone."
         )
-        self._store_up = make.gauge(
-            "store_up", "Whether the process table can be reached.", merge=Merge.LEAST
-        )
+        self._store_up = make.gauge("store_up", "Whether the process table can be reached.")
         self._stored = make.gauge("stored", "Entries in the store.", "kind")
         self._classes = make.gauge("classes", "Classes of programs, by whether they predict sizes.", "state")
 
@@ -356,7 +342,3 @@ class GatewayMetrics:
     def render(self) -> bytes:
         """Return all metrics in Prometheus' text format."""
         return generate_latest(self.registry)
-
-    def families(self) -> list[MetricFamily]:
-        """Return all metrics as plain data, to be merged with those of other workers."""
-        return self._make.families()

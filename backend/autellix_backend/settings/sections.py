@@ -88,9 +88,6 @@ class GatewaySettings(Section):
     page: Annotated[str, one_of(PAGE_CHOICES)] = "auto"
     """whether the [live page](../guides/page.md) is at `/autellix/`: `on`, `off`, or `auto`, where only this
     machine reaches it or keys are needed"""
-    workers: PositiveInt = 1
-    """processes that serve the address, each [a gateway](../gateway.md#several-processes) on its own core;
-    more than one need `store.url` and `engine.urls`"""
     program_idle_s: PositiveFloat = 600.0
     """time after which a program without a running call leaves the table, s"""
     max_body_bytes: PositiveInt = 64 * 2**20

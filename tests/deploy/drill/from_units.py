@@ -87,7 +87,7 @@ def pod_of(
         part=part,
         main=Container(
             image=part,
-            command=tuple(words(command, variables)),
+            command=tuple(words(command.replace("%i", str(port)), variables)),
             environment=variables,
             user=USER if found.get("User") else None,
             is_read_only=found.get("ProtectSystem") == ["strict"],

@@ -143,7 +143,7 @@ def by_units(size: Size, folder: Path) -> Played:
     ]
     pods += [
         from_units.pod_of(
-            units / "autellix-gateway.service",
+            units / "autellix-gateway@.service",
             Part.GATEWAY,
             gateway,
             name=f"gateway{number}",

@@ -23,7 +23,7 @@ from autellix_backend.gateway.calls.open_call import CallRequest, OpenCall
 from autellix_backend.gateway.classes import ProgramClasses, class_id
 from autellix_backend.gateway.errors import ForeignProgramError
 from autellix_backend.gateway.identity.program_class import program_class
-from autellix_backend.gateway.tenancy.limiter import CallLimits
+from autellix_backend.gateway.tenancy.limiter import Limiter
 from autellix_backend.observe.metrics import GatewayMetrics
 from autellix_backend.observe.settled_call import Outcome, SettledCall, Usage
 from autellix_backend.reports.receipt import Receipt
@@ -51,7 +51,7 @@ class CallRegistry:
         *,
         clock: Callable[[], float],
         report_wait_s: float,
-        limiter: CallLimits | None = None,
+        limiter: Limiter | None = None,
         classes: ProgramClasses | None = None,
         wants_usage: bool = False,
     ) -> None:
@@ -122,14 +122,13 @@ class CallRegistry:
 
         Raises:
             LimitError: if the tenant's limits forbid it.
-            ParentSilentError: if the parent of several workers, which counts their calls, does not answer.
             ForeignProgramError: if identity is strict and the program is another client's.
         """
         now = self._clock()
         start = request.start(self._new_key(request.identity.call), self._new_class(request))
         rate_headers: Mapping[str, str] = {}
         if self._limiter is not None:
-            rate_headers = await self._limiter.reserve(
+            rate_headers = self._limiter.admit(
                 request.tenant, start.key, start.program_id, request.body.size_bytes, now
             )
         try:

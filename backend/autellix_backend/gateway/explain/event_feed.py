@@ -89,22 +89,6 @@ class EventFeed:
         self._wall_clock = wall_clock
         self._on_drop = on_drop
         self._subscriptions: set[Subscription] = set()
-        self._relay: Callable[[Event], None] | None = None
-        self._on_listeners: Callable[[bool], None] = lambda _is_listening: None
-
-    def relay_calls(self, relay: Callable[[Event], None] | None) -> None:
-        """Pass events of calls to `relay` as well; None stops that."""
-        self._relay = relay
-
-    def on_listeners(self, listener: Callable[[bool], None]) -> None:
-        """Call `listener` with True for the first subscriber, and with False after the last has left."""
-        self._on_listeners = listener
-
-    def deliver(self, event: Event) -> None:
-        """Publish an event of another worker to the subscribers here."""
-        for subscription in self._subscriptions:
-            if not subscription.offer(event):
-                self._on_drop()
 
     def count_of(self, viewer: Tenant) -> int:
         """Return the number of a tenant's subscriptions."""
@@ -120,25 +104,21 @@ class EventFeed:
         """Queue the events that a tenant may see while inside, or only those of the given programs."""
         subscription = Subscription(viewer, program_ids)
         self._subscriptions.add(subscription)
-        if len(self._subscriptions) == 1:
-            self._on_listeners(True)
         try:
             yield subscription
         finally:
             self._subscriptions.discard(subscription)
-            if not self._subscriptions:
-                self._on_listeners(False)
 
     def on_call_begun(self, call: OpenCall) -> None:
         """Publish that a call began."""
-        if self._has_readers:
+        if self._subscriptions:
             self._publish_call(
                 "begun", call.start, level=call.level, inherited_service_s=call.entry_service_s
             )
 
     def on_call_settled(self, settled: SettledCall) -> None:
         """Publish that a call was settled."""
-        if not self._has_readers:
+        if not self._subscriptions:
             return
         receipt = settled.receipt
         self._publish_call(
@@ -155,7 +135,7 @@ class EventFeed:
         )
 
     def on_program_ended(self, program_id: str) -> None:
-        """Publish that a program left the process table; each worker learns that from its own store."""
+        """Publish that a program left the process table."""
         if self._subscriptions:
             self._publish("program_ended", program_id, {})
 
@@ -166,7 +146,7 @@ class EventFeed:
 
     def snapshot_taken(self, engine: str, before: EngineSnapshot | None, after: EngineSnapshot) -> None:
         """Publish the promotions and preemptions between two snapshots of an engine."""
-        if not self._has_readers or before is None:
+        if not self._subscriptions or before is None:
             return
         known = {(call.call_id, call.thread_id): call for call in before.calls}
         for standing in after.calls:
@@ -181,15 +161,10 @@ class EventFeed:
 
     def _publish_call(self, kind: str, call: CallStart, **facts: Any) -> None:
         named = {"call_id": call.call_id, "thread_id": call.thread_id, "name": call.name, **facts}
-        event = self._publish(kind, call.program_id, named)
-        if self._relay is not None:
-            self._relay(event)
+        self._publish(kind, call.program_id, named)
 
-    def _publish(self, kind: str, program_id: str | None, facts: dict[str, Any]) -> Event:
+    def _publish(self, kind: str, program_id: str | None, facts: dict[str, Any]) -> None:
         event = Event(kind=kind, at_s=self._wall_clock(), program_id=program_id, facts=facts)
-        self.deliver(event)
-        return event
-
-    @property
-    def _has_readers(self) -> bool:
-        return bool(self._subscriptions) or self._relay is not None
+        for subscription in self._subscriptions:
+            if not subscription.offer(event):
+                self._on_drop()

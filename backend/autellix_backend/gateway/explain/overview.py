@@ -10,7 +10,7 @@ from itertools import chain
 from autellix_backend.gateway.calls.open_call import OpenCall
 from autellix_backend.gateway.engines.handle import EngineHandle
 from autellix_backend.reports.snapshot import CallSnapshot, EngineSnapshot
-from autellix_backend.stores.base import CallStart, Inherited, ProgramView
+from autellix_backend.stores.base import ProgramView
 
 
 class OpenCallState(StrEnum):
@@ -76,53 +76,14 @@ def _silence_of(handle: EngineHandle) -> str:
     return silence if problem is None else f"{silence} ({problem})"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallElsewhere:
-    """An open call of another worker, with the fields of an OpenCall that explanations read."""
-
-    start: CallStart
-    began_s: float
-    level: int
-    entry_service_s: float
-    inherited: Inherited
-    wait_s: float
-    """Its time in queues before engines."""
-    engine: str
-    engine_key: str
-    first_bytes_s: float | None
-    streamed_events: int
-    why_queued: str | None
-    """Why it waits at its gateway; None once it was sent."""
-
-
-ShownCall = OpenCall | CallElsewhere
-
-
-def seen_from_elsewhere(call: OpenCall, why_queued: str | None) -> CallElsewhere:
-    """Return an open call in the form that another worker receives."""
-    return CallElsewhere(
-        start=call.start,
-        began_s=call.began_s,
-        level=call.level,
-        entry_service_s=call.entry_service_s,
-        inherited=call.inherited,
-        wait_s=call.wait_s,
-        engine=call.engine,
-        engine_key=call.engine_key,
-        first_bytes_s=call.first_bytes_s,
-        streamed_events=call.streamed_events,
-        why_queued=why_queued,
-    )
-
-
 class Overview:
     """The open calls and engines at one moment, indexed by program."""
 
-    def __init__(self, calls: Iterable[ShownCall], engines: Mapping[str, EngineView], now: float) -> None:
+    def __init__(self, calls: Iterable[OpenCall], engines: Mapping[str, EngineView], now: float) -> None:
         self.engines = engines
         self.now = now
         """The moment, on the store's clock."""
-        self._calls: dict[str, list[ShownCall]] = {}
+        self._calls: dict[str, list[OpenCall]] = {}
         for call in calls:
             self._calls.setdefault(call.start.program_id, []).append(call)
         self._in_engines: dict[str, tuple[CallSnapshot, EngineSnapshot]] = {}
@@ -130,7 +91,7 @@ class Overview:
             # In queue order, so the last of a call's parallel choices counts.
             self._in_engines.update((entry.call_id, (entry, snapshot)) for entry in snapshot.calls)
 
-    def calls_of(self, program_id: str) -> list[ShownCall]:
+    def calls_of(self, program_id: str) -> list[OpenCall]:
         """Return a program's open calls, oldest first."""
         return self._calls.get(program_id, [])
 
@@ -138,24 +99,22 @@ class Overview:
         """Return the engines of a program's open calls by name; None for one that has left."""
         return {call.engine: self.engines.get(call.engine) for call in self.calls_of(program_id)}
 
-    def in_engine(self, call: ShownCall) -> CallSnapshot | None:
+    def in_engine(self, call: OpenCall) -> CallSnapshot | None:
         """Return the call's entry in its engine's last snapshot."""
         found = self._in_engines.get(call.engine_key)
         return None if found is None else found[0]
 
-    def rank_of(self, call: ShownCall) -> EngineSnapshot | None:
+    def rank_of(self, call: OpenCall) -> EngineSnapshot | None:
         """Return the snapshot of the call's data-parallel rank."""
         found = self._in_engines.get(call.engine_key)
         return None if found is None else found[1]
 
-    def why_queued(self, call: ShownCall) -> str | None:
+    def why_queued(self, call: OpenCall) -> str | None:
         """Return why a call waits at the gateway; None once it was sent."""
-        if isinstance(call, CallElsewhere):
-            return call.why_queued
         engine = self.engines.get(call.engine)
         return None if engine is None else engine.why_queued(call.start.key)
 
-    def call_state(self, call: ShownCall) -> OpenCallState:
+    def call_state(self, call: OpenCall) -> OpenCallState:
         """Return where an open call is."""
         if self.why_queued(call) is not None:
             return OpenCallState.QUEUED

@@ -17,7 +17,6 @@ from autellix_backend.gateway.explain.overview import engine_view
 from autellix_backend.gateway.http.components import (
     Classes,
     Metrics,
-    Others,
     Pool,
     SettingsTree,
     Store,
@@ -25,7 +24,6 @@ from autellix_backend.gateway.http.components import (
 )
 from autellix_backend.gateway.http.openapi import openapi_document
 from autellix_backend.gateway.http.refusals import refusals
-from autellix_backend.observe.metric_families import MetricFamily
 from autellix_backend.observe.metrics import CONTENT_TYPE, GatewayMetrics
 from autellix_backend.settings import settings_to_mapping
 from autellix_backend.stores.base import ProgramStore
@@ -95,27 +93,16 @@ async def health(pool: Pool) -> Response:
     responses=refusals(401, 403, 503),
     response_class=PlainTextResponse,
 )
-async def metrics(page: Metrics, pool: Pool, store: Store, classes: Classes, others: Others) -> Response:
-    """Return the metrics in Prometheus' text format, those of all workers together."""
-    text = await others.metrics_page()
-    if text is None:
-        await _measure(page, pool, store, classes)
-        text = page.render()
-    return Response(text, headers={"content-type": CONTENT_TYPE})
+async def metrics(page: Metrics, pool: Pool, store: Store, classes: Classes) -> Response:
+    """Return the metrics in Prometheus' text format."""
+    await _measure(page, pool, store, classes)
+    return Response(page.render(), headers={"content-type": CONTENT_TYPE})
 
 
 @router.get("/openapi.json", responses=refusals(401))
 async def openapi(request: Request) -> dict[str, Any]:
     """Return this description of the API."""
     return openapi_document(request.app)
-
-
-async def metric_families(
-    page: GatewayMetrics, pool: EnginePool, store: ProgramStore, classes: ProgramClasses
-) -> list[MetricFamily]:
-    """Return this worker's part of the metrics."""
-    await _measure(page, pool, store, classes)
-    return page.families()
 
 
 async def _measure(

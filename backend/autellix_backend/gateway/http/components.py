@@ -9,7 +9,6 @@ from fastapi import Depends
 from starlette.requests import Request
 
 from autellix_backend.gateway.classes import ProgramClasses
-from autellix_backend.gateway.engines.operations import PoolOperations
 from autellix_backend.gateway.engines.pool import EnginePool
 from autellix_backend.gateway.engines.router import Router
 from autellix_backend.gateway.errors import AdminOnlyError, NotFoundError
@@ -17,8 +16,6 @@ from autellix_backend.gateway.explain.event_feed import EventFeed
 from autellix_backend.gateway.explain.overview import Overview, engine_view
 from autellix_backend.gateway.history.ended_program import EndedProgram
 from autellix_backend.gateway.history.history import ProgramHistory
-from autellix_backend.gateway.history.joined import joined
-from autellix_backend.gateway.http.elsewhere import ended_parts, open_calls
 from autellix_backend.gateway.http.origin import is_loopback, names_this_machine
 from autellix_backend.gateway.http.turns import AnswerTurns
 from autellix_backend.gateway.http.watches import Watches
@@ -26,7 +23,6 @@ from autellix_backend.gateway.identity.session_tokens import SessionTokens
 from autellix_backend.gateway.requests import read_headers
 from autellix_backend.gateway.tenancy.open_sessions import OpenSessions
 from autellix_backend.gateway.tenancy.tenants import Tenant
-from autellix_backend.gateway.workers.others import OtherWorkers
 from autellix_backend.observe.metrics import GatewayMetrics
 from autellix_backend.settings import Settings
 from autellix_backend.stores.base import ProgramStore, ProgramView
@@ -49,12 +45,10 @@ def _component(name: str) -> Any:
 
 async def _take_overview(request: Request) -> Callable[[], Overview]:
     components = request.app.state.components
-    prefix = components.tenants.of(request.scope).visible_prefix
-    elsewhere = await open_calls(components.others, request.scope, prefix)
 
     def take() -> Overview:
         engines = {handle.name: engine_view(handle) for handle in components.pool}
-        return Overview((*components.registry, *elsewhere), engines, components.clock())
+        return Overview(components.registry, engines, components.clock())
 
     return take
 
@@ -91,8 +85,6 @@ Clock = Annotated[Callable[[], float], _component("clock")]
 Feed = Annotated[EventFeed, _component("feed")]
 History = Annotated[ProgramHistory, _component("history")]
 Metrics = Annotated[GatewayMetrics, _component("metrics")]
-Operations = Annotated[PoolOperations, _component("operations")]
-Others = Annotated[OtherWorkers, _component("others")]
 Pool = Annotated[EnginePool, _component("pool")]
 Routes = Annotated[Router, _component("router")]
 Sessions = Annotated[OpenSessions, _component("sessions")]
@@ -126,14 +118,13 @@ async def _find_living(
 
 
 async def _find_ended(
-    viewer: Viewer, history: History, is_shown: IsShown, others: Others, request: Request
+    viewer: Viewer, history: History, is_shown: IsShown
 ) -> Callable[[str], Awaitable[EndedProgram | None]]:
     async def find(program_id: str) -> EndedProgram | None:
         for scoped_id in viewer.candidates(program_id):
-            own = history.find(scoped_id)
-            parts = [*([] if own is None else [own]), *await ended_parts(others, request.scope, scoped_id)]
-            if shown := list(filter(is_shown, parts)):
-                return joined(shown)
+            program = history.find(scoped_id)
+            if program is not None and is_shown(program):
+                return program
         return None
 
     return find

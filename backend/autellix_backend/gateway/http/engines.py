@@ -7,17 +7,15 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter
 from pydantic import AfterValidator, BaseModel, Field
-from starlette.requests import Request
 
 from autellix_backend.engines.base import EngineError
+from autellix_backend.engines.factory import make_remote
 from autellix_backend.engines.report_client import ReportClient
 from autellix_backend.gateway.engines.handle import EngineHandle
-from autellix_backend.gateway.engines.operations import EngineAddress
 from autellix_backend.gateway.errors import ConflictError, InvalidRequestError
 from autellix_backend.gateway.explain.overview import engine_view
 from autellix_backend.gateway.http.bodies import Id, describe_body, json_body
-from autellix_backend.gateway.http.components import Operations, Pool, admin_only, operator_only
-from autellix_backend.gateway.http.mark import note_missing
+from autellix_backend.gateway.http.components import Pool, SettingsTree, admin_only, operator_only
 from autellix_backend.gateway.http.refusals import refusals
 from autellix_backend.reports.snapshot import AdmissionSnapshot, EngineSnapshot
 from autellix_backend.settings import MAX_PORT, EngineKindChoice, SettingsError
@@ -123,27 +121,23 @@ async def list_engines(pool: Pool) -> EngineTable:
     openapi_extra=describe_body(NewEngine),
 )
 async def add_engine(
-    engine: Annotated[NewEngine, json_body(NewEngine)],
-    pool: Pool,
-    operations: Operations,
-    request: Request,
+    engine: Annotated[NewEngine, json_body(NewEngine)], pool: Pool, settings: SettingsTree
 ) -> EngineRow:
     """Add a running engine to the pool."""
     if len(pool) >= MAX_ENGINES:
         raise ConflictError(f"the pool already has {MAX_ENGINES} engines, the maximum")
-    address = EngineAddress(
-        url=engine.url,
-        name=engine.name or pool.free_name("remote"),
-        kind=engine.kind,
-        report_port=engine.report_port,
-    )
+    name = engine.name or pool.free_name("remote")
+    pool.check_free(name)
     try:
-        handle, missing = await operations.join(address)
+        remote = make_remote(
+            settings.engine, engine.url, name=name, kind=engine.kind, report_port=engine.report_port
+        )
+        await remote.start()
     except SettingsError as error:
         raise InvalidRequestError(f"url: {error.problem}; expected {error.expected}", param="url") from error
     except EngineError as error:
         raise InvalidRequestError(f"url: {error}", param="url") from error
-    note_missing(request.scope, missing)
+    handle = pool.join(remote)
     if handle.link is not None and handle.link.endpoints:
         await handle.link.settled(LINK_WAIT_S)
     return _row(handle)
@@ -152,17 +146,17 @@ async def add_engine(
 @router.post(
     ONE_ENGINE + "/drain", dependencies=[operator_only("draining engines")], responses=refusals(404, 409)
 )
-async def drain_engine(name: str, operations: Operations, request: Request) -> EngineRow:
+async def drain_engine(name: str, pool: Pool) -> EngineRow:
     """Send an engine no further calls."""
-    return _changed(await operations.drain(name), request)
+    return _row(pool.drain(name))
 
 
 @router.post(
     ONE_ENGINE + "/undrain", dependencies=[operator_only("draining engines")], responses=refusals(404, 409)
 )
-async def undrain_engine(name: str, operations: Operations, request: Request) -> EngineRow:
+async def undrain_engine(name: str, pool: Pool) -> EngineRow:
     """Send a drained engine calls again."""
-    return _changed(await operations.undrain(name), request)
+    return _row(pool.undrain(name))
 
 
 @router.delete(
@@ -171,15 +165,9 @@ async def undrain_engine(name: str, operations: Operations, request: Request) ->
     dependencies=[operator_only("removing engines")],
     responses=refusals(404, 409),
 )
-async def remove_engine(name: str, operations: Operations, request: Request) -> EngineRow:
+async def remove_engine(name: str, pool: Pool) -> EngineRow:
     """Drain an engine, and remove it from the pool once its last call has ended."""
-    return _changed(await operations.remove(name), request)
-
-
-def _changed(change: tuple[EngineHandle, list[int]], request: Request) -> EngineRow:
-    handle, missing = change
-    note_missing(request.scope, missing)
-    return _row(handle)
+    return _row(pool.remove(name))
 
 
 def _row(member: EngineHandle) -> EngineRow:

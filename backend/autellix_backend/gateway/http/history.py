@@ -17,10 +17,8 @@ from autellix_backend.gateway.errors import InvalidRequestError, NotFoundError
 from autellix_backend.gateway.explain.explanations import CallExplanation
 from autellix_backend.gateway.history.critical_path import Spent, spent, spent_text
 from autellix_backend.gateway.history.ended_program import EndedCall, EndedProgram
-from autellix_backend.gateway.history.joined import joined_by_id
 from autellix_backend.gateway.http.bodies import JSON_TYPE
-from autellix_backend.gateway.http.components import FindEnded, History, IsShown, Others, Turns, Viewer
-from autellix_backend.gateway.http.elsewhere import ended_list
+from autellix_backend.gateway.http.components import FindEnded, History, IsShown, Turns, Viewer
 from autellix_backend.gateway.http.refusals import refusals
 from autellix_backend.gateway.tenancy.tenants import Tenant
 from autellix_wire.paths import API_PREFIX
@@ -139,7 +137,6 @@ async def list_ended(
     history: History,
     is_shown: IsShown,
     turns: Turns,
-    others: Others,
     request: Request,
     limit: Annotated[int, Query(ge=1, le=MAX_LIMIT)] = DEFAULT_LIMIT,
     after: str | None = None,
@@ -147,11 +144,7 @@ async def list_ended(
     """List the programs that ended, the last one first: the tenant's own, or all for an admin."""
     before = _ended_before(after)
     async with turns.turn(viewer, request) as pauses:
-        prefix = viewer.visible_prefix
-        elsewhere = await ended_list(others, request.scope, prefix, before[0], limit + 1)
-        programs = list(filter(is_shown, history.programs(prefix)))
-        if elsewhere:
-            programs = joined_by_id([*programs, *filter(is_shown, elsewhere)])
+        programs = filter(is_shown, history.programs(viewer.visible_prefix))
         ids = [((program.ended_at_s, viewer.shown(program.program_id)), program) for program in programs]
         found = sorted((each for each in ids if each[0] < before), key=itemgetter(0), reverse=True)
         rows: list[EndedRow] = []

@@ -12,24 +12,22 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from autellix_backend.gateway.explain.overview import OpenCallState, Overview, ShownCall
+from autellix_backend.gateway.calls.open_call import OpenCall
+from autellix_backend.gateway.explain.overview import OpenCallState, Overview
 from autellix_backend.gateway.history.critical_path import Spent, spent
 from autellix_backend.gateway.history.ended_program import EndedCall, EndedProgram
 from autellix_backend.gateway.history.history import OpenProgram
-from autellix_backend.gateway.history.joined import joined_living
 from autellix_backend.gateway.history.spans import Span, SpanKind, spans
 from autellix_backend.gateway.http.bodies import JSON_TYPE
 from autellix_backend.gateway.http.components import (
     FindEnded,
     FindLiving,
     History,
-    Others,
     TakeOverview,
     Turns,
     Viewer,
     unknown_program,
 )
-from autellix_backend.gateway.http.elsewhere import living_parts
 from autellix_backend.gateway.http.history import ENDED, CallFacts, call_facts
 from autellix_backend.gateway.http.programs import ONE_PROGRAM
 from autellix_backend.gateway.http.refusals import refusals
@@ -82,7 +80,6 @@ async def show_timeline(
     take_overview: TakeOverview,
     history: History,
     turns: Turns,
-    others: Others,
     request: Request,
 ) -> Response:
     """Show what each call of a program did when, while it runs or after it ended."""
@@ -95,12 +92,10 @@ async def show_timeline(
             if program is None:
                 raise unknown_program(program_id)
         else:
-            own = history.living(view.program_id)
-            elsewhere = await living_parts(others, request.scope, view.program_id)
-            parts = [*([] if own is None else [own]), *elsewhere]
             overview = take_overview()
             state = overview.program_state(view)
-            program, open_rows = living_program(view, joined_living(parts), overview, wall_s=time.time())
+            living = history.living(view.program_id)
+            program, open_rows = living_program(view, living, overview, wall_s=time.time())
         shown_id = viewer.shown(program.program_id)
         content = await asyncio.to_thread(_encoded, program, shown_id, state, open_rows)
     return Response(content, media_type=JSON_TYPE)
@@ -170,7 +165,7 @@ def _finished_row(call: EndedCall) -> TimelineCall:
     )
 
 
-def _open_row(call: ShownCall, overview: Overview, origin_s: float) -> TimelineCall:
+def _open_row(call: OpenCall, overview: Overview, origin_s: float) -> TimelineCall:
     entry = overview.in_engine(call)
     return TimelineCall(
         **_identity(call, origin_s),
@@ -187,7 +182,7 @@ def _open_row(call: ShownCall, overview: Overview, origin_s: float) -> TimelineC
     )
 
 
-def open_spans(call: ShownCall, overview: Overview, origin_s: float) -> tuple[Span, ...]:
+def open_spans(call: OpenCall, overview: Overview, origin_s: float) -> tuple[Span, ...]:
     """Return what an open call did so far, by its engine's last snapshot."""
     state, entry = overview.call_state(call), overview.in_engine(call)
     engine = overview.engines.get(call.engine)
@@ -221,7 +216,7 @@ def open_spans(call: ShownCall, overview: Overview, origin_s: float) -> tuple[Sp
     return tuple(found)
 
 
-def _as_ended(call: ShownCall, overview: Overview, origin_s: float) -> EndedCall:
+def _as_ended(call: OpenCall, overview: Overview, origin_s: float) -> EndedCall:
     """Return an open call as if it ended at this moment."""
     parts = open_spans(call, overview, origin_s)
     waits = {SpanKind.WAITING, SpanKind.INACTIVE, SpanKind.PREEMPTED}
@@ -234,7 +229,7 @@ def _as_ended(call: ShownCall, overview: Overview, origin_s: float) -> EndedCall
     )
 
 
-def _identity(call: ShownCall, origin_s: float) -> dict[str, Any]:
+def _identity(call: OpenCall, origin_s: float) -> dict[str, Any]:
     return {
         "call_id": call.start.call_id,
         "thread_id": call.start.thread_id,

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from types import TracebackType
 
 from autellix_backend.gateway.errors import BodyTooLargeError, GatewayError, IntakeFullError, LimitError
-from autellix_backend.gateway.tenancy.limiter import CallLimits
+from autellix_backend.gateway.tenancy.limiter import Limiter
 from autellix_backend.gateway.tenancy.quotas import too_many
 from autellix_backend.gateway.tenancy.tenants import Tenant
 from autellix_backend.pauses import Pauses
@@ -30,7 +30,7 @@ class Intake:
         self,
         max_bytes: int,
         max_tenant_bytes: int,
-        limiter: CallLimits | None,
+        limiter: Limiter | None,
         on_refusal: Callable[[str, str], None],
     ) -> None:
         """Start empty.

@@ -1,14 +1,14 @@
 """The usage of tenants and programs, and the admission of calls by it; `quotas` holds the arithmetic.
 
-Usage lives in one process: a restart resets it, and each of several gateways counts its own. For the workers
-of one gateway their parent counts. A program's usage is dropped when the program ends.
+Usage lives in one process: a restart resets it, and each of several gateways counts its own. A program's
+usage is dropped when the program ends.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from autellix_backend.gateway.tenancy.quotas import (
     DAY_S,
@@ -53,32 +53,6 @@ class Charge(NamedTuple):
     """Whether it does not count among the tenant's requests."""
 
 
-class CallLimits(Protocol):
-    """Admits calls by their tenants' limits, here or in the parent of several workers."""
-
-    async def reserve(
-        self, tenant: Tenant, call_key: str, program_id: str, body_bytes: int, now: float
-    ) -> Mapping[str, str]:
-        """Admit a call and count it; return the rate limit headers of its answer.
-
-        Raises:
-            LimitError: if a limit is reached; then nothing is counted.
-            ParentSilentError: if the parent that counts does not answer.
-        """
-
-    def release(self, call_key: str, now: float) -> None:
-        """Release a call that could not start; it may be unknown."""
-
-    def call_bytes(self, tenant: str) -> int:
-        """Return the bytes of a tenant's calls in flight in this process."""
-
-    def on_call_settled(self, settled: SettledCall) -> None:
-        """Charge a call that was admitted by limits."""
-
-    def on_program_ended(self, program_id: str) -> None:
-        """Drop a program; the id may be unknown."""
-
-
 class Limiter:
     """Admits calls by their tenants' limits, and charges them when they are settled."""
 
@@ -120,12 +94,6 @@ class Limiter:
         self._enter(usage, program_id)
         self._reservations[call_key] = _Reservation(program_id, usage, limits, body_bytes)
         return rate_headers(limits, usage)
-
-    async def reserve(
-        self, tenant: Tenant, call_key: str, program_id: str, body_bytes: int, now: float
-    ) -> Mapping[str, str]:
-        """Admit a call as admit() does."""
-        return self.admit(tenant, call_key, program_id, body_bytes, now)
 
     def release(self, call_key: str, now: float) -> None:
         """Release a call that could not start; it may be unknown."""

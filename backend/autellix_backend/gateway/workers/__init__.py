@@ -1,1 +1,0 @@
-"""Several gateway processes behind one address: the messages between them and their parent."""
