@@ -346,7 +346,6 @@ async def listings(target: Target) -> None:
     async def ask() -> None:
         for _ in range(5):
             await target.send("GET", "/autellix/v1/programs?limit=1000")
-            await target.send("GET", "/autellix/v1/classes")
 
     await asyncio.gather(*(ask() for _ in range(8)))
 
@@ -503,7 +502,7 @@ async def queries(target: Target) -> None:
     values = ("-1", "0", "1001", "1e9", "9" * 400, "", "a5", "i99999999999999999999", "%00", "true", "ended")
     paths += [
         f"/autellix/v1/{path}?{name}={value}"
-        for path in ("programs", "history", "classes", "events", "engines")
+        for path in ("programs", "history", "events", "engines")
         for name in ("limit", "after", "state", "format", "since")
         for value in values
         if path != "events"

@@ -25,7 +25,6 @@ from tests.gateway.snapshots import snapshot, standing
 from tests.serving import listening
 from tests.waiting import PATIENCE_S
 
-from autellix_backend.cli.classes import class_table
 from autellix_backend.cli.main import main
 from autellix_backend.cli.program_table import engine_table, program_table
 from autellix_backend.cli.remote import RemoteError, RemoteGateway
@@ -276,54 +275,3 @@ def test_a_missing_gateway_gives_a_one_line_error(
 def test_an_address_of_another_kind_is_no_gateway(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["ps", "--url", "nonsense"]) == 1
     assert "no gateway answers at nonsense (unknown url type" in capsys.readouterr().err
-
-
-def test_classes_lists_the_sizes_of_programs(capsys: pytest.CaptureFixture[str]) -> None:
-    def use(url: str) -> None:
-        assert main(["classes", "--url", url]) == 0
-        lines = capsys.readouterr().out.splitlines()
-        assert lines[0].split()[:6] == ["CLASS", "TENANT", "PROGRAMS", "MEDIAN", "P90", "SPREAD"]
-        assert lines[1].split()[:6] == ["react", "-", "0", "-", "-", "0.70"]
-        assert lines[1].rstrip().endswith("unpredicted: 0 of 30 predictions scored")
-        assert main(["classes", "--url", url, "--json"]) == 0
-        (row,) = json.loads(capsys.readouterr().out)["classes"]
-        assert (row["name"], row["errors"][0]["error"]) == ("react", None)
-
-    at_work(use)
-
-
-def test_the_table_of_classes_marks_the_predictions_that_are_used() -> None:
-    errors = [
-        {"call": call, "scored": 40, "error": call / 8, "is_predicted": call < 4} for call in (1, 2, 4, 8, 16)
-    ]
-    row = {
-        "name": "react",
-        "tenant": "red",
-        "ended": 1200,
-        "median_work": 1234.4,
-        "p90_work": 98765.0,
-        "spread": 1.0,
-        "errors": errors,
-        "drifts": 1,
-        "is_drifting": False,
-        "verdict": "predicted at calls 1, 2",
-    }
-    shown = io.StringIO()
-    Console(width=200, file=shown).print(class_table([row, {**row, "is_drifting": True}]))
-    words = shown.getvalue().splitlines()[1].split()
-    assert words[:6] == ["react", "red", "1200", "1,234", "98,765", "1.00"]
-    assert words[6:] == ["0.12*", "0.25*", "0.50", "1.00", "1", "predicted", "at", "calls", "1,", "2"]
-
-
-def test_without_programs_there_are_no_classes(capsys: pytest.CaptureFixture[str]) -> None:
-    async def run() -> None:
-        engine = FakeEngine()
-        await engine.start()
-        try:
-            async with listening(create_app(Settings(), engine)) as url:
-                assert await asyncio.to_thread(main, ["classes", "--url", url]) == 0
-        finally:
-            await engine.stop()
-
-    asyncio.run(run())
-    assert capsys.readouterr().out.startswith("No classes")

@@ -1,213 +1,54 @@
-"""Sizes by class at the gateway: what is learned, what is shown, and to whom."""
+"""The classes of live programs, and the spread of each tenant's sizes."""
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
-import aiohttp
 import pytest
-from tests.gateway.conftest import CHAT, HELLO, until_async
-from tests.redis_server import RedisServer
-from tests.serving import listening
+from tests.gateway.conftest import HELLO
 
-from autellix_backend.core.boost import work_of
-from autellix_backend.core.classes import LEAST_PROGRAMS, LEAST_SCORED, ClassKey
-from autellix_backend.gateway.app import create_app
-from autellix_backend.gateway.classes import ProgramClasses, class_id, verdict
-from autellix_backend.gateway.tenancy.tenants import DIGEST_PREFIX, Tenant, Tenants, key_line
-from autellix_backend.settings import Settings, StoreSettings
-from autellix_backend.stores.base import CallStart, Inherited, ProgramEnd
-from autellix_lab.fakes.engine import FakeBehaviour, FakeEngine
-
-CLASSES = "/autellix/v1/classes"
+from autellix_backend.gateway.classes import LEAST_PROGRAMS, ProgramClasses, class_id
+from autellix_backend.stores.base import CallStart, ProgramEnd
 
 
-def begin(classes: ProgramClasses, program: str, *, prompt_tokens: int = 100, **inherited: Any) -> None:
-    start = CallStart(
-        key=program,
-        call_id="c",
-        program_id=program,
-        class_id=class_id("", "chat") if program not in classes else None,
-        prompt_tokens=prompt_tokens,
-    )
-    classes.on_call_begun(start, Inherited(service_s=0.0, program_service_s=0.0, wait_s=0.0, **inherited))
+def begin(classes: ProgramClasses, program: str, name: str | None = "chat", tenant: str = "") -> None:
+    known = None if name is None else class_id(tenant, name)
+    classes.on_call_begun(CallStart(key=program, call_id="c", program_id=program, class_id=known))
 
 
-def learned(count: int = LEAST_PROGRAMS + LEAST_SCORED) -> ProgramClasses:
-    """Return classes whose first prompts decide the sizes."""
+def test_the_spread_is_that_of_a_tenants_ended_programs() -> None:
     classes = ProgramClasses()
-    for number in range(count):
-        for prompt_tokens, work in ((100, 50.0), (5000, 9000.0)):
-            program = f"{number}-{prompt_tokens}"
-            begin(classes, program, prompt_tokens=prompt_tokens)
-            classes.on_program_ended(ProgramEnd(program_id=program, work=work))
-    return classes
+    for number in range(LEAST_PROGRAMS):
+        assert classes.spread("red") is None
+        begin(classes, "p", tenant="red")
+        classes.on_program_ended(ProgramEnd(program_id="p", work=10.0 if number % 2 else 1000.0))
+        # Another gateway's, of which this one learns from the table.
+        classes.on_program_ended(ProgramEnd(program_id="q", class_id="blue/chat", work=5.0))
+    red, blue = classes.spread("red"), classes.spread("blue")
+    assert red is not None and blue is not None
+    assert red > 1.0 > blue
 
 
-def test_a_class_whose_first_prompts_decide_the_sizes_is_predicted_at_the_first_call() -> None:
-    classes = learned()
-    begin(classes, "p", finished_calls=1, work=70.0)
-
-    (report,) = classes.reports()
-
-    # At the second call nothing was scored yet.
-    assert [(error.call, error.is_predicted) for error in report.errors if error.is_predicted] == [(1, True)]
-    assert (classes.spread("") or 0.0) > 1
-
-
-def test_programs_leave_with_their_end() -> None:
-    classes = learned(3)
-    begin(classes, "p")
-    assert "p" in classes
-    assert len(classes) == 1
-
-    classes.on_program_ended(ProgramEnd(program_id="p", class_id="/chat", work=7.0))
+def test_the_first_call_decides_the_class_until_the_program_ends() -> None:
+    classes = ProgramClasses()
+    begin(classes, "p", None)
+    assert ("p" in classes, len(classes)) == (False, 0)
+    begin(classes, "p", "chat")
+    begin(classes, "p", "tree")
+    assert (classes.class_of("p"), len(classes)) == ("/chat", 1)
+    classes.on_program_ended(ProgramEnd(program_id="p", work=7.0))
     classes.on_program_ended(ProgramEnd(program_id="unknown"))
-
-    assert "p" not in classes
-    assert [report.ended for report in classes.reports()] == [7]
+    assert (classes.class_of("p"), len(classes)) == ("", 0)
 
 
-def test_a_call_of_a_program_without_a_class_is_skipped() -> None:
-    classes = ProgramClasses()
-    start = CallStart(key="k", call_id="k", program_id="p")
-    classes.on_call_begun(start, Inherited(service_s=0.0, program_service_s=0.0, wait_s=0.0))
-    assert len(classes) == 0
-
-
-def test_ends_of_other_gateways_and_of_earlier_ones_teach_as_well() -> None:
-    classes = ProgramClasses()
-    for number in range(LEAST_PROGRAMS + 1):
-        classes.on_program_ended(
-            ProgramEnd(program_id=f"red/{number}", class_id="red/a/b", first_prompt_tokens=100, work=5.0)
-        )
-
-    (report,) = classes.reports("red")
-
-    assert report.key == ClassKey("red", "a/b")
-    assert (report.ended, report.median_work) == (LEAST_PROGRAMS + 1, 5.0)
-    assert report.errors[0].scored == 1
-    assert not list(classes.reports("blue"))
-
-
-def test_the_verdict_states_the_reason() -> None:
-    def of(classes: ProgramClasses) -> str:
-        (report,) = classes.reports()
-        return verdict(report)
-
-    assert of(learned()) == "predicted at call 1"
-    assert learned().states() == {"predicted": 1, "unpredicted": 0, "drifting": 0}
-    assert learned(5).states() == {"predicted": 0, "unpredicted": 1, "drifting": 0}
-    assert of(learned(5)) == f"unpredicted: 2 of {LEAST_SCORED} predictions scored"
-    alike = ProgramClasses()
-    for number in range(LEAST_PROGRAMS + LEAST_SCORED):
-        work = 10.0 if number % 2 else 1000.0
-        alike.on_program_ended(ProgramEnd(program_id="p", class_id="/chat", work=work))
-    assert re.fullmatch(r"unpredicted: error 3\.\d\d, expected below 1\.94", of(alike))
-
-
-def test_a_drift_is_stated() -> None:
-    classes = learned(100)
-    while not next(classes.reports()).is_drifting:
-        begin(classes, "p")
-        classes.on_program_ended(ProgramEnd(program_id="p", work=1e6))
-    assert classes.states() == {"predicted": 0, "unpredicted": 0, "drifting": 1}
-    assert verdict(next(classes.reports())) == (
-        f"unpredicted: its sizes have changed, 0 of {LEAST_SCORED} predictions scored since"
-    )
-
-
-@pytest.mark.parametrize("has_socket", [True, False])
-async def test_the_gateway_counts_uncached_prompts_and_twice_the_output(serve: Any, has_socket: bool) -> None:
-    """The tokens come from the engine's reports, or from the answers of one that sends none."""
-    async with serve(FakeBehaviour(output_tokens=5), has_socket=has_socket) as rig:
-        for number in range(3):
-            ids = {"X-Autellix-Program-ID": f"p{number}", "X-Autellix-Program-Name": "react"}
-            usage = (await rig.chat(ids))["usage"]
-            await rig.chat({**ids, "X-Autellix-Final": "true"})
-        await rig.settled()
-        (row,) = (await rig.get(CLASSES))[1]["classes"]
-    cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
-    work = 2 * work_of(usage["prompt_tokens"] - cached, 5)
-    assert (row["name"], row["tenant"], row["ended"]) == ("react", "", 3)
-    assert row["median_work"] == row["p90_work"] == work
-    assert [error["call"] for error in row["errors"]] == [1, 2, 4, 8, 16, 32]
-    assert row["verdict"].startswith("unpredicted")
-
-
-async def test_a_program_without_a_name_has_the_class_of_its_prompt(serve: Any) -> None:
-    async with serve() as rig:
-        await rig.chat({"X-Autellix-Program-ID": "p", "X-Autellix-Final": "true"})
-        system = {"role": "system", "content": "be brief"}
-        messages = [system, *HELLO["messages"]]
-        await rig.chat({"X-Autellix-Program-ID": "q"}, messages=messages)
-        assert list(rig.app.state.components.classes.reports())[-1].key.name == "unnamed"
-        # The first call decides.
-        await rig.chat({"X-Autellix-Program-ID": "q", "X-Autellix-Final": "true"})
-        await rig.settled()
-        rows = (await rig.get(CLASSES))[1]["classes"]
-    assert [(row["name"].partition("-")[0], row["ended"]) for row in rows] == [("prompt", 1), ("unnamed", 1)]
-
-
-async def test_a_tenant_sees_its_own_classes_only() -> None:
-    keys = {
-        bytes.fromhex(key_line(name).removeprefix(DIGEST_PREFIX)): Tenant(name=name, is_admin=name == "ops")
-        for name in ("red", "blue", "ops")
-    }
-    engine = FakeEngine(FakeBehaviour())
-    await engine.start()
-    app = create_app(Settings(), engine, tenants=Tenants(keys))
-    async with listening(app) as url, aiohttp.ClientSession() as client:
-
-        async def shown(name: str) -> list[tuple[str, str]]:
-            async with client.get(url + CLASSES, headers={"Authorization": f"Bearer {name}"}) as response:
-                rows = (await response.json())["classes"]
-                return [(row["tenant"], row["name"]) for row in rows]
-
-        for name in ("red", "blue"):
-            headers = {
-                "Authorization": f"Bearer {name}",
-                "X-Autellix-Program-ID": "p",
-                "X-Autellix-Program-Name": "react",
-            }
-            async with client.post(url + CHAT, json=HELLO, headers=headers) as response:
-                assert response.status == 200
-        assert await shown("red") == [("red", "react")]
-        assert await shown("blue") == [("blue", "react")]
-        assert await shown("ops") == [("blue", "react"), ("red", "react")]
-    await engine.stop()
-
-
-async def test_classes_outlive_a_restart_in_a_shared_table(redis_server: RedisServer) -> None:
-    engine = FakeEngine(FakeBehaviour())
-    await engine.start()
-    store = StoreSettings(url=redis_server.url, key_prefix="classes", timeout_ms=2000)
-    settings = Settings(store=store)
-
-    async def rows(url: str) -> list[dict[str, Any]]:
-        async with client.get(url + CLASSES) as response:
-            return list((await response.json())["classes"])
-
-    async with aiohttp.ClientSession() as client:
-        async with (
-            listening(create_app(settings, engine)) as one,
-            listening(create_app(settings, engine)) as two,
-        ):
-            for number in range(3):
-                headers = {
-                    "X-Autellix-Program-ID": f"p{number}",
-                    "X-Autellix-Program-Name": "react",
-                    "X-Autellix-Final": "true",
-                }
-                async with client.post(one + CHAT, json=HELLO, headers=headers) as response:
-                    assert response.status == 200
-
-            async def has_learned() -> bool:
-                return [row["ended"] for row in await rows(two)] == [3]
-
-            await until_async(has_learned)
-            before = await rows(one)
-        async with listening(create_app(settings, engine)) as again:
-            assert await rows(again) == before
-    await engine.stop()
+@pytest.mark.parametrize(("has_prompt", "name"), [(True, "/prompt-"), (False, "/unnamed")])
+async def test_a_program_without_a_name_has_the_class_of_its_prompt(
+    serve: Any, has_prompt: bool, name: str
+) -> None:
+    system = [{"role": "system", "content": "be brief"}] if has_prompt else []
+    async with serve(policy="boost") as rig:
+        await rig.chat({"X-Autellix-Program-ID": "p"}, messages=[*system, *HELLO["messages"]])
+        await rig.chat({"X-Autellix-Program-ID": "p"})
+        first, second = (call.xargs["autellix_class"] for call in rig.engine.calls)
+    assert first == second
+    assert first.startswith(name)

@@ -14,8 +14,8 @@ from tests.gateway.conftest import CHAT, HELLO, until_async
 from tests.redis_server import RedisServer
 from tests.serving import listening
 
-from autellix_backend.core.classes import LEAST_PROGRAMS
 from autellix_backend.gateway.app import create_app
+from autellix_backend.gateway.classes import LEAST_PROGRAMS
 from autellix_backend.settings import GatewaySettings, Settings, StoreSettings
 from autellix_lab.fakes.engine import FakeBehaviour, FakeEngine
 

@@ -225,12 +225,12 @@ def test_an_end_carries_the_first_calls_class_and_the_work(table: Table) -> None
         store = await table.open()
         ends: list[ProgramEnd] = []
         store.subscribe(ends.append)
-        await store.begin(start("a", class_id="/chat", prompt_tokens=7), 0.0)
+        await store.begin(start("a", class_id="/chat"), 0.0)
         await store.settle(end("a", 1.0, prompt_tokens=10, cached_tokens=4, output_tokens=3), 1.0)
-        inherited = await store.begin(start("b", class_id="/tree", prompt_tokens=9), 2.0)
+        inherited = await store.begin(start("b", class_id="/tree"), 2.0)
         assert (inherited.finished_calls, inherited.work) == (1, 102.0)
         await store.settle(end("b", 1.0, prompt_tokens=20, output_tokens=1, is_final=True), 3.0)
-        assert ends == [ProgramEnd(program_id="p", class_id="/chat", first_prompt_tokens=7, work=154.0)]
+        assert ends == [ProgramEnd(program_id="p", class_id="/chat", work=154.0)]
         assert await store.recent_ends() == []
 
     table.run(main())

@@ -61,12 +61,6 @@ COMMANDS = {
         "autellix engines add http://10.0.0.7:8001",
         LOOK,
     ),
-    "classes": Command(
-        "autellix_backend.cli.classes",
-        "show the sizes of programs by class, and how well they are predicted",
-        "autellix classes --json",
-        LOOK,
-    ),
     "doctor": Command(
         "autellix._doctor",
         "check whether this environment's calls would reach a gateway",

@@ -17,7 +17,6 @@ from autellix_backend.gateway.calls.dialects import DIALECTS
 from autellix_backend.gateway.calls.exchange import CallEndpoint
 from autellix_backend.gateway.http import (
     admin,
-    classes,
     engines,
     events,
     history,
@@ -42,7 +41,7 @@ from autellix_backend.stores.base import ProgramStore
 REAP_PERIOD_S = 1.0
 CLOSE_TIMEOUT_S = 5.0
 """How long the end waits for the disk of the call log."""
-ROOMS = (admin, classes, engines, events, history, timeline, programs, sessions)
+ROOMS = (admin, engines, events, history, timeline, programs, sessions)
 
 logger = logging.getLogger(__name__)
 

@@ -1,19 +1,14 @@
-"""The sizes of programs by class, learned from the beginnings of their calls and from their ends."""
+"""The class of each live program, and the spread of each tenant's sizes, which engines read with a call."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
+from collections import defaultdict
 
-from autellix_backend.core.classes import (
-    LEAST_SCORED,
-    MARGIN,
-    ClassKey,
-    ClassReport,
-    ClassSizes,
-    ObservedProgram,
-)
-from autellix_backend.stores.base import CLASS_SEPARATOR, CallStart, Inherited, ProgramEnd
+from autellix_backend.core.statistics import SizeSpread
+from autellix_backend.stores.base import CLASS_SEPARATOR, CallStart, ProgramEnd, tenant_of
+
+LEAST_PROGRAMS = 8
+"""Ended programs of a tenant before its spread is stated."""
 
 
 def class_id(tenant: str, name: str) -> str:
@@ -22,79 +17,38 @@ def class_id(tenant: str, name: str) -> str:
 
 
 class ProgramClasses:
-    """Follows the live programs and predicts their work; a tenant's programs teach only its own classes."""
+    """Follows the live programs, and learns the spread of sizes from all ends, also at other gateways."""
 
     def __init__(self) -> None:
-        self._sizes = ClassSizes()
-        self._live: dict[str, ObservedProgram] = {}
+        self._classes: dict[str, str] = {}
+        """The class ids of live programs."""
+        self._sizes: defaultdict[str, SizeSpread] = defaultdict(SizeSpread)
+        """By tenant: tenants do not inform each other."""
 
     def __len__(self) -> int:
         """Return the number of live programs."""
-        return len(self._live)
+        return len(self._classes)
 
     def __contains__(self, program_id: object) -> bool:
         """Return whether the class of a program is known."""
-        return program_id in self._live
+        return program_id in self._classes
 
-    def on_call_begun(self, start: CallStart, inherited: Inherited) -> None:
-        """Follow a program from its first call here on."""
-        program = self._live.get(start.program_id)
-        if program is None and start.class_id is not None:
-            program = _observed_program(start.class_id, start.prompt_tokens)
-            self._live[start.program_id] = program
-        if program is not None:
-            self._sizes.on_call(
-                program, finished_calls=inherited.finished_calls, attained_work=inherited.work
-            )
+    def on_call_begun(self, start: CallStart) -> None:
+        """Follow a program from its first call here on, which decides its class."""
+        if start.class_id is not None:
+            self._classes.setdefault(start.program_id, start.class_id)
 
     def on_program_ended(self, end: ProgramEnd) -> None:
-        """Learn from a program that has ended, here or at another gateway."""
-        program = self._live.pop(end.program_id, None)
-        if program is None and end.class_id is not None:
-            program = _observed_program(end.class_id, end.first_prompt_tokens)
-            self._sizes.on_call(program, finished_calls=0, attained_work=0.0)
-        if program is not None:
-            self._sizes.on_end(program, end.work)
+        """Add the size of an ended program to its tenant's; one without a class or work has no size."""
+        found = self._classes.pop(end.program_id, end.class_id)
+        if found is not None:
+            self._sizes[tenant_of(found)].add(end.work)
 
     def class_of(self, program_id: str) -> str:
         """Return the id of a program's class, empty for an unknown program."""
-        program = self._live.get(program_id)
-        return "" if program is None else class_id(program.key.tenant, program.key.name)
+        return self._classes.get(program_id, "")
 
     def spread(self, tenant: str) -> float | None:
         """Return the standard deviation of ln(work) over a tenant's latest ended programs, None at first."""
-        return self._sizes.spread(tenant)
-
-    def reports(self, tenant: str | None = None) -> Iterator[ClassReport]:
-        """Yield a report of each class of one tenant, or of all."""
-        return self._sizes.reports(tenant)
-
-    def states(self) -> dict[str, int]:
-        """Return how many classes predict sizes well, do not, or have just changed."""
-        states = Counter(_state(report) for report in self.reports())
-        return {state: states[state] for state in ("predicted", "unpredicted", "drifting")}
-
-
-def _state(report: ClassReport) -> str:
-    if report.is_drifting:
-        return "drifting"
-    return "predicted" if any(error.is_predicted for error in report.errors) else "unpredicted"
-
-
-def verdict(report: ClassReport) -> str:
-    """Return whether a class is predicted well, and why not."""
-    calls = [str(error.call) for error in report.errors if error.is_predicted]
-    if calls:
-        return f"predicted at {'call' if len(calls) == 1 else 'calls'} {', '.join(calls)}"
-    first = report.errors[0]
-    scored = f"{first.scored} of {LEAST_SCORED} predictions scored"
-    if report.is_drifting:
-        return f"unpredicted: its sizes have changed, {scored} since"
-    if first.error is None or first.scored < LEAST_SCORED:
-        return f"unpredicted: {scored}"
-    return f"unpredicted: error {first.error:.2f}, expected below {MARGIN * report.spread:.2f}"
-
-
-def _observed_program(id_: str, first_prompt_tokens: int) -> ObservedProgram:
-    tenant, _, name = id_.partition(CLASS_SEPARATOR)
-    return ObservedProgram(ClassKey(tenant, name), first_prompt_tokens)
+        sizes = self._sizes.get(tenant)
+        return sizes.value if sizes is not None and len(sizes) >= LEAST_PROGRAMS else None

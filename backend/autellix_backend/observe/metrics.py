@@ -311,7 +311,6 @@ class GatewayMetrics:
         )
         self._store_up = make.gauge("store_up", "Whether the process table can be reached.")
         self._stored = make.gauge("stored", "Entries in the store.", "kind")
-        self._classes = make.gauge("classes", "Classes of programs, by whether they predict sizes.", "state")
 
     def set_engine(self, engine: str, *, is_up: bool, is_restarting: bool = False) -> None:
         """Record the new state of an engine."""
@@ -333,11 +332,6 @@ class GatewayMetrics:
         self._stored.labels("programs").set(programs)
         self._stored.labels("sessions").set(sessions)
         self._stored.labels("active_calls").set(active_calls)
-
-    def set_classes(self, counts: Mapping[str, int]) -> None:
-        """Record how many classes of programs are in each state."""
-        for state, count in counts.items():
-            self._classes.labels(state).set(count)
 
     def render(self) -> bytes:
         """Return all metrics in Prometheus' text format."""

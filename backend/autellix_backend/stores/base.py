@@ -45,8 +45,6 @@ class CallStart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Tools that ran at the client since the calls this one depends on: name, seconds."""
     class_id: str | None = None
     """The class of its program, which the program's first call decides."""
-    prompt_tokens: int = 0
-    """The estimated length of its prompt, from the size of its body."""
     owner: str | None = None
     """The owner of its program, where identity is strict; the first call with an owner decides."""
 
@@ -140,8 +138,6 @@ class ProgramView(msgspec.Struct, kw_only=True):
     last_interceptions: tuple[tuple[str, float], ...] = ()
     """The tools that ran before its latest call that reported any."""
     class_id: str | None = None
-    first_prompt_tokens: int = 0
-    """The estimate for the prompt of the call that decided its class."""
     owner: str | None = None
     """Its owner, where identity is strict."""
 
@@ -153,11 +149,10 @@ class ProgramView(msgspec.Struct, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class ProgramEnd:
-    """A program that has left the table, and what its class learns from it."""
+    """A program that has left the table, and the work that it took."""
 
     program_id: str
     class_id: str | None = None
-    first_prompt_tokens: int = 0
     work: float = 0.0
     """That of its finished calls; 0 if unknown."""
 

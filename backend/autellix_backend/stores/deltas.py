@@ -87,7 +87,6 @@ class Delta:
             "name": copy.name or None,
             "owner": copy.owner or None,
             "class_id": copy.class_id,
-            "first_prompt_tokens": copy.first_prompt_tokens,
             "flags": copy.flags,
             "most_flags": MAX_FLAGS,
             "sessions": copy.session_ids,

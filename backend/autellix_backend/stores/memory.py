@@ -104,8 +104,8 @@ class MemoryStore:
     def _note_start(self, view: ProgramView, call: CallStart) -> None:
         view.name = view.name or call.name
         view.owner = view.owner or call.owner
-        if view.class_id is None and call.class_id is not None:
-            view.class_id, view.first_prompt_tokens = call.class_id, call.prompt_tokens
+        if view.class_id is None:
+            view.class_id = call.class_id
         if call.flags:
             new_flags = call.flags[: MAX_FLAGS - len(view.flags)]
             view.flags = tuple(dict.fromkeys((*view.flags, *new_flags)))
@@ -322,7 +322,6 @@ class MemoryStore:
             ProgramEnd(
                 program_id=program_id,
                 class_id=view.class_id,
-                first_prompt_tokens=view.first_prompt_tokens,
                 work=view.work,
             )
         )

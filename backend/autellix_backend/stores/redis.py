@@ -140,7 +140,6 @@ class RedisStore:
             "session": call.session_id,
             "name": call.name or None,
             "class_id": call.class_id,
-            "first_prompt_tokens": call.prompt_tokens,
             "owner": call.owner,
             "interceptions": tools and to_text(tools),
             "intercepted_s": tools and sum(seconds for _, seconds in tools),

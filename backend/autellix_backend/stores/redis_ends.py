@@ -54,11 +54,10 @@ class EndStream(EndFeed):
 def decode_end(program_id: bytes, *values: bytes) -> ProgramEnd:
     """Return the end that the script `drop` describes; what the program does not have is empty."""
     _, _, _, class_id, *counts = values
-    first_prompt_tokens, prompt_tokens, cached_tokens, output_tokens = (int(count or 0) for count in counts)
+    prompt_tokens, cached_tokens, output_tokens = (int(count or 0) for count in counts)
     return ProgramEnd(
         program_id=program_id.decode(),
         class_id=class_id.decode() or None,
-        first_prompt_tokens=first_prompt_tokens,
         work=program_work(prompt_tokens, cached_tokens, output_tokens),
     )
 

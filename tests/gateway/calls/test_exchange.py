@@ -10,8 +10,8 @@ import openai
 import pytest
 from tests.stores.tables import all_programs
 
-from autellix_backend.core.classes import LEAST_PROGRAMS
 from autellix_backend.core.statistics import PRIOR_SPREAD
+from autellix_backend.gateway.classes import LEAST_PROGRAMS
 from autellix_lab.fakes.engine import FakeBehaviour, Fault
 
 CHAT = "/v1/chat/completions"

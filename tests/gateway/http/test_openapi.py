@@ -64,7 +64,6 @@ ENDPOINTS = """
     GET /autellix/v1/programs/{program_id}/why
     GET /autellix/v1/programs/{program_id}/timeline
     DELETE /autellix/v1/programs/{program_id}
-    GET /autellix/v1/classes
     GET /autellix/v1/history
     GET /autellix/v1/history/{program_id}
     GET /autellix/v1/events

@@ -21,8 +21,6 @@ from autellix_backend.reports.report import EngineReport
 from autellix_backend.stores.base import CallEnd, CallStart, Inherited
 
 FURTHER_REPORTS = 256
-BYTES_PER_TOKEN = 4
-"""For the estimate of a prompt that no engine has seen."""
 
 
 class CallRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,7 +50,6 @@ class CallRequest(msgspec.Struct, frozen=True, kw_only=True):
             interceptions=identity.interceptions,
             owner=identity.owner,
             class_id=class_id,
-            prompt_tokens=0 if class_id is None else self.body.size_bytes // BYTES_PER_TOKEN,
         )
 
     def arrival(

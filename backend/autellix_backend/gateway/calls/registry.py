@@ -140,7 +140,7 @@ class CallRegistry:
                 raise ForeignProgramError(request.tenant.shown(start.program_id)) from error
             raise
         entry_service_s = self._policy.inherit(inherited.service_s)
-        self._classes.on_call_begun(start, inherited)
+        self._classes.on_call_begun(start)
         arrival = request.arrival(
             start.key,
             inherited,

@@ -9,13 +9,11 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from autellix_backend.gateway.classes import ProgramClasses
 from autellix_backend.gateway.engines.pool import EnginePool
 from autellix_backend.gateway.engines.reporting import LOCAL
 from autellix_backend.gateway.errors import EngineUnavailableError, ShuttingDownError
 from autellix_backend.gateway.explain.overview import engine_view
 from autellix_backend.gateway.http.components import (
-    Classes,
     Metrics,
     Pool,
     SettingsTree,
@@ -93,9 +91,9 @@ async def health(pool: Pool) -> Response:
     responses=refusals(401, 403, 503),
     response_class=PlainTextResponse,
 )
-async def metrics(page: Metrics, pool: Pool, store: Store, classes: Classes) -> Response:
+async def metrics(page: Metrics, pool: Pool, store: Store) -> Response:
     """Return the metrics in Prometheus' text format."""
-    await _measure(page, pool, store, classes)
+    await _measure(page, pool, store)
     return Response(page.render(), headers={"content-type": CONTENT_TYPE})
 
 
@@ -105,13 +103,10 @@ async def openapi(request: Request) -> dict[str, Any]:
     return openapi_document(request.app)
 
 
-async def _measure(
-    page: GatewayMetrics, pool: EnginePool, store: ProgramStore, classes: ProgramClasses
-) -> None:
+async def _measure(page: GatewayMetrics, pool: EnginePool, store: ProgramStore) -> None:
     _measure_engines(page, pool)
     counts = await store.counts()
     page.set_stored(programs=counts.programs, sessions=counts.sessions, active_calls=counts.active_calls)
-    page.set_classes(classes.states())
 
 
 def _check_ready(pool: EnginePool) -> None:

@@ -8,7 +8,6 @@ from typing import Annotated, Any, Protocol
 from fastapi import Depends
 from starlette.requests import Request
 
-from autellix_backend.gateway.classes import ProgramClasses
 from autellix_backend.gateway.engines.pool import EnginePool
 from autellix_backend.gateway.engines.router import Router
 from autellix_backend.gateway.errors import AdminOnlyError, NotFoundError
@@ -80,7 +79,6 @@ def _is_on_this_machine(request: Request) -> bool:
     return is_local and (request.client is None or is_loopback(request.client.host))
 
 
-Classes = Annotated[ProgramClasses, _component("classes")]
 Clock = Annotated[Callable[[], float], _component("clock")]
 Feed = Annotated[EventFeed, _component("feed")]
 History = Annotated[ProgramHistory, _component("history")]

@@ -1,7 +1,7 @@
 -- Merges the delta of a program from a gateway that could not reach the table.
 -- Returns 0 if the program ended meanwhile and stays ended, else a list with its removed entry if it ends here.
 -- ARGV: gateway, JSON {program, version, writer, is_known, base?, rule, services, wait_s, sums, path_ends_s,
--- name?, owner?, class_id?, first_prompt_tokens?, flags, most_flags,
+-- name?, owner?, class_id?, flags, most_flags,
 -- sessions, entries, most_entries, running, settled, is_ended, created, event}
 local gateway, delta = ARGV[1], cjson.decode(ARGV[2])
 local program = delta.program

@@ -119,8 +119,8 @@ end
 
 -- The first call with a class decides it.
 local function set_class(p, source)
-  if source.class_id and call('HSETNX', p, 'class_id', source.class_id) == 1 then
-    call('HSET', p, 'first_prompt_tokens', source.first_prompt_tokens)
+  if source.class_id then
+    call('HSETNX', p, 'class_id', source.class_id)
   end
 end
 
@@ -176,10 +176,10 @@ local function ended_since(ends, id, moment)
   return ended and number(ended) >= moment - CLOCK_ERROR_S
 end
 
-local END_FIELDS = {'name', 'total_service_s', 'finished_calls', 'class_id', 'first_prompt_tokens', 'prompt_tokens',
-  'cached_tokens', 'output_tokens'}
+local END_FIELDS = {'name', 'total_service_s', 'finished_calls', 'class_id', 'prompt_tokens', 'cached_tokens',
+  'output_tokens'}
 
--- Remove a program; return its end's entry in the stream and the values that its class learns from.
+-- Remove a program; return its end's entry in the stream and the values in it.
 local function drop(program)
   local known = call('HMGET', key('p', program), unpack(END_FIELDS))
   for _, session in ipairs(call('ZRANGE', key('ps', program), 0, -1)) do
