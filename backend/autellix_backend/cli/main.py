@@ -12,7 +12,7 @@ import importlib.metadata
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
-from typing import cast
+from typing import Any, cast
 
 from autellix_backend.cli.commands import COMMANDS, GROUPS, Command
 from autellix_backend.errors import CommandError
@@ -57,8 +57,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_INTERRUPTED
 
 
-def make_parser(chosen: Sequence[str]) -> argparse.ArgumentParser:
-    """Return the parser of the command line, with the arguments of the chosen subcommands only."""
+def make_parser(chosen: Sequence[str], *, lists_commands: bool = False) -> argparse.ArgumentParser:
+    """Return the parser of the command line.
+
+    Args:
+        chosen: The subcommands whose arguments it has.
+        lists_commands: Whether argparse lists the subcommands too, for tools that read its parsers.
+    """
     commands = all_commands()
     parser = argparse.ArgumentParser(
         prog=PACKAGE,
@@ -69,8 +74,10 @@ def make_parser(chosen: Sequence[str]) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"{PACKAGE} {_version()}")
     subparsers = parser.add_subparsers(metavar="COMMAND", required=True, help="one of those below")
     for name, command in commands.items():
+        listed: dict[str, Any] = {"help": command.summary} if lists_commands else {}
         subparser = subparsers.add_parser(
             name,
+            **listed,
             description=f"{command.summary[0].upper()}{command.summary[1:]}.",
             epilog=f"example:\n  $ {command.example}",
             formatter_class=argparse.RawDescriptionHelpFormatter,
