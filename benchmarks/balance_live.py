@@ -61,7 +61,7 @@ async def running(engines: Sequence[Engine]) -> AsyncIterator[None]:
 async def gateway(engines: Sequence[Engine], settings: Settings) -> AsyncIterator[str]:
     """Serve a gateway of its own inside; yield its address."""
     app = create_app(settings, *engines)
-    config = uvicorn.Config(app, port=0, http="httptools", ws="none", access_log=False, log_config=None)
+    config = uvicorn.Config(app, port=0, http="h11", ws="none", access_log=False, log_config=None)
     server = uvicorn.Server(config)
     serving = asyncio.create_task(server.serve())
     while not server.started:  # noqa: ASYNC110 - uvicorn offers no event
@@ -70,7 +70,7 @@ async def gateway(engines: Sequence[Engine], settings: Settings) -> AsyncIterato
         yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     finally:
         server.should_exit = True
-        app.state.watches.release()
+        app.state.closing.set()
         await serving
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import importlib
 import multiprocessing
 import os
 import socket
@@ -14,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -24,7 +25,9 @@ import aiohttp
 import uvicorn
 import uvloop
 from aiohttp import web
+from fastapi import FastAPI
 
+from autellix_backend.cli.server import server_config
 from autellix_backend.engines.base import Engine, EngineKind, Health
 from autellix_backend.engines.probe import probe
 from autellix_backend.gateway.app import create_app
@@ -34,8 +37,6 @@ START_S = 30.0
 END_S = 10.0
 KEEPALIVE_S = 2.0
 MAX_BODY_BYTES = 64 * 2**20
-EARLIER_MAX_CONNECTIONS = 65_536
-"""What the protocol of an earlier commit takes in place of a table of connections."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,10 +167,8 @@ async def _child(name: str, serve: Callable[..., None], *arguments: object) -> A
 
 
 def _serve_gateway(engine: RunningEngine, settings: Settings, report: Connection | _Printed) -> None:
-    protocol, settle_heap = _as_served()
-    config = uvicorn.Config(
-        create_app(settings, engine), port=0, http=protocol, ws="none", access_log=False, log_config=None
-    )
+    config, settle_heap = _as_served(create_app(settings, engine))
+    config.port = 0
     server = uvicorn.Server(config)
 
     async def run() -> None:
@@ -184,23 +183,18 @@ def _serve_gateway(engine: RunningEngine, settings: Settings, report: Connection
         runner.run(run())
 
 
-def _as_served() -> tuple[Any, Callable[[], None]]:
-    """Return the HTTP protocol and the last act at the start of `autellix serve`, if they are there."""
-    protocol: Any = "httptools"
-    with suppress(ImportError):
-        from autellix_backend.gateway.http.protocol import bounded_protocol
-
-        table: Any = EARLIER_MAX_CONNECTIONS
-        with suppress(ImportError):
-            from autellix_backend.gateway.http.connections import ConnectionTable, connection_limit
-
-            table = ConnectionTable(connection_limit())
-        protocol = bounded_protocol(table)
+def _as_served(app: FastAPI) -> tuple[uvicorn.Config, Callable[[], None]]:
+    """Return the server's configuration and the last act at the start, as `autellix serve` has them."""
     try:
-        from autellix_backend.gateway.heap import settle_heap
+        # Of an earlier commit.
+        protocol = importlib.import_module("autellix_backend.gateway.http.protocol")
+        connections = importlib.import_module("autellix_backend.gateway.http.connections")
+        heap = importlib.import_module("autellix_backend.gateway.heap")
     except ImportError:
-        return protocol, lambda: None
-    return protocol, settle_heap
+        return server_config(app), lambda: None
+    http: Any = protocol.bounded_protocol(connections.ConnectionTable(connections.connection_limit()))
+    config = uvicorn.Config(app, http=http, ws="none", access_log=False, log_config=None)
+    return config, heap.settle_heap
 
 
 def _serve_bare(engine_url: str, report: Connection) -> None:

@@ -14,11 +14,9 @@ from pathlib import Path
 import uvloop
 from proxies import RunningEngine
 
-from autellix_backend.cli.server import BACKLOG, GatewayServer
+from autellix_backend.cli.server import BACKLOG, GatewayServer, connection_limit
 from autellix_backend.core.policies import make_policy
 from autellix_backend.gateway.app import create_app
-from autellix_backend.gateway.heap import settle_heap
-from autellix_backend.gateway.http.connections import connection_limit
 from autellix_backend.gateway.http.sessions import SESSION_TTL_S
 from autellix_backend.settings import Settings
 from autellix_backend.stores.base import CallEnd, CallStart, Inherited
@@ -86,7 +84,6 @@ def serve(engine: RunningEngine, settings: Settings, requests: Connection) -> No
         with socket.create_server(("127.0.0.1", 0), backlog=BACKLOG) as listener:
             serving = asyncio.create_task(server.serve(sockets=[listener]))
             await is_ready.wait()
-            settle_heap()
             requests.send(listener.getsockname()[1])
             while True:
                 try:
@@ -95,7 +92,7 @@ def serve(engine: RunningEngine, settings: Settings, requests: Connection) -> No
                     break
                 requests.send(await _stats(store))
             server.should_exit = True
-            app.state.watches.release()
+            app.state.closing.set()
             await serving
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

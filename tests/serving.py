@@ -9,13 +9,12 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any, cast
+from typing import Any
 
 import uvicorn
 from tests.waiting import PATIENCE_S
 
-from autellix_backend.gateway.http.connections import MAX_CONNECTIONS, ConnectionTable
-from autellix_backend.gateway.http.protocol import bounded_protocol
+from autellix_backend.cli.server import server_config
 from autellix_lab.fakes.engine import FakeEngine
 
 SHUTDOWN_S = 2
@@ -64,17 +63,11 @@ class PromptServer(uvicorn.Server):
 
 
 @asynccontextmanager
-async def listening(app: Any, *, max_connections: int = MAX_CONNECTIONS) -> AsyncIterator[str]:
+async def listening(app: Any, *, max_connections: int | None = None) -> AsyncIterator[str]:
     """Serve an ASGI app in the running event loop, as `autellix serve` does; yield its address."""
-    server = PromptServer(
-        uvicorn.Config(
-            app,
-            port=0,
-            log_config=None,
-            http=cast(type[asyncio.Protocol], bounded_protocol(ConnectionTable(max_connections))),
-            timeout_graceful_shutdown=SHUTDOWN_S,
-        )
-    )
+    config = server_config(app, max_connections)
+    config.port, config.timeout_graceful_shutdown = 0, SHUTDOWN_S
+    server = PromptServer(config)
     task = asyncio.create_task(server.serve())
     async with asyncio.timeout(PATIENCE_S):
         while not (server.started or task.done()):  # noqa: ASYNC110 - the server has no event for it
@@ -82,8 +75,8 @@ async def listening(app: Any, *, max_connections: int = MAX_CONNECTIONS) -> Asyn
     try:
         yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     finally:
-        if (watches := getattr(getattr(app, "state", None), "watches", None)) is not None:
-            watches.release()
+        if (closing := getattr(getattr(app, "state", None), "closing", None)) is not None:
+            closing.set()
         server.end()
         await task
 

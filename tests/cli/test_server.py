@@ -5,7 +5,6 @@ from __future__ import annotations
 import httpx
 
 from autellix_backend.cli.server import server_config
-from autellix_backend.gateway.http.connections import ConnectionTable
 
 
 def test_clients_give_idle_connections_up_before_the_gateway_does() -> None:
@@ -14,7 +13,7 @@ def test_clients_give_idle_connections_up_before_the_gateway_does() -> None:
     async def app(*_arguments: object) -> None:
         pass
 
-    kept_s = server_config(app, ConnectionTable(max_connections=1)).timeout_keep_alive
+    kept_s = server_config(app).timeout_keep_alive
     at_clients_s = httpx.Limits().keepalive_expiry
     assert at_clients_s is not None
     assert kept_s > 2 * at_clients_s

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 import pytest
 from starlette.types import Message
 
 from autellix_backend.gateway.errors import NotFoundError
-from autellix_backend.gateway.requests import WATCH_CLIENT, pause_after, run_while_connected
+from autellix_backend.gateway.requests import pause_after, run_while_connected
 from autellix_backend.gateway.tenancy.intake import LONG_BODY_BYTES
 
 
@@ -30,7 +29,7 @@ async def test_work_ends_by_itself_and_its_error_is_raised() -> None:
         raise NotFoundError("nothing")
 
     with pytest.raises(NotFoundError):
-        await run_while_connected(fail(), {}, Client().receive)
+        await run_while_connected(fail(), Client().receive)
 
 
 async def test_a_client_that_leaves_ends_the_work_and_nothing_else() -> None:
@@ -43,7 +42,7 @@ async def test_a_client_that_leaves_ends_the_work_and_nothing_else() -> None:
         finally:
             states.append("ended")
 
-    await run_while_connected(work(), {}, client.receive)
+    await run_while_connected(work(), client.receive)
     assert states == ["ended"]
     # The task itself goes on, and can be cancelled as ever.
     await asyncio.sleep(0)
@@ -64,7 +63,7 @@ async def test_a_cancelled_server_ends_the_work_and_is_cancelled(leaves_too: boo
         finally:
             states.append("ended")
 
-    task = asyncio.create_task(run_while_connected(work(), {}, client.receive))
+    task = asyncio.create_task(run_while_connected(work(), client.receive))
     await began.wait()
     if leaves_too:
         client.leaves.set()
@@ -85,7 +84,7 @@ async def test_work_that_ends_as_its_client_leaves_has_ended() -> None:
             # It was as good as done.
             return
 
-    await run_while_connected(work(), {}, client.receive)
+    await run_while_connected(work(), client.receive)
     task = asyncio.current_task()
     assert task is not None
     assert task.cancelling() == 0
@@ -102,29 +101,3 @@ async def test_a_step_over_a_long_body_lets_others_advance(size_bytes: int, roun
     asyncio.get_running_loop().call_soon(count)
     await pause_after(size_bytes)
     assert made == rounds
-
-
-@pytest.mark.parametrize("is_early", [False, True])
-async def test_a_protocol_of_our_own_watches_the_client(is_early: bool) -> None:
-    """Without a task that waits for a message."""
-    watches: list[Callable[[], None]] = []
-
-    def watch(leave: Callable[[], None]) -> Callable[[], None]:
-        if is_early:
-            asyncio.get_running_loop().call_soon(leave)
-        watches.append(leave)
-        return lambda: watches.remove(leave)
-
-    async def work() -> None:
-        if not is_early:
-            asyncio.get_running_loop().call_soon(watches[0])
-        await asyncio.Event().wait()
-
-    async def receive() -> Message:
-        raise AssertionError("nobody waits for a message")
-
-    await run_while_connected(work(), {"state": {WATCH_CLIENT: watch}}, receive)
-    assert watches == []
-    task = asyncio.current_task()
-    assert task is not None
-    assert task.cancelling() == 0

@@ -18,13 +18,11 @@ from autellix_backend.cli.announcements import note, note_change, note_noise, re
 from autellix_backend.cli.config_check import output_checks
 from autellix_backend.cli.options import add_setting_options, settings_from_args
 from autellix_backend.cli.running_engines import running_engines
-from autellix_backend.cli.server import GatewayServer, answering_meanwhile, bind
+from autellix_backend.cli.server import GatewayServer, answering_meanwhile, bind, connection_limit
 from autellix_backend.cli.signals import EXIT_FAILURE, EXIT_INTERRUPTED, on_signals
 from autellix_backend.cli.token_secret import with_token_secret
 from autellix_backend.gateway.app import create_app
 from autellix_backend.gateway.engines.pool import EnginePool
-from autellix_backend.gateway.heap import collect_while_idle, settle_heap
-from autellix_backend.gateway.http.connections import connection_limit
 from autellix_backend.gateway.http.origin import is_loopback
 from autellix_backend.gateway.http.page import PAGE_PATH, has_page
 from autellix_backend.gateway.tenancy.file import load_tenants
@@ -103,25 +101,22 @@ async def serve_on(settings: Settings, listener: socket.socket, *, show_page: Ca
                     with_token_secret(settings),
                     *engines,
                     tenants=tenants,
-                    max_connections=connections,
+                    max_requests=connections,
                 )
                 pool: EnginePool = app.state.pool
                 pool.subscribe(note_change)
 
                 def on_ready() -> None:
-                    settle_heap()
                     print(ready_line(settings, pool, listener), flush=True)
                     note_noise(settings.engine)
                     if page_is_there:
                         show_page(root_url(listener) + PAGE_PATH)
 
                 server = GatewayServer(app, settings.gateway, connections, on_ready)
-                collecting = asyncio.create_task(collect_while_idle(app.state.registry.idle_s))
                 try:
                     with on_signals(server.end, *ENDS):
                         await server.serve(sockets=[listener])
                 finally:
-                    collecting.cancel()
                     # A server that was forced to exit has not closed it.
                     await pool.close()
         except asyncio.CancelledError:

@@ -1,14 +1,14 @@
-"""The HTTP server of one gateway: uvicorn with our connections, and a shutdown that drains calls first."""
+"""The HTTP server of one gateway: uvicorn with h11, and a shutdown that drains calls first."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import os
+import resource
 import socket
 from collections.abc import AsyncIterator, Callable, Generator
-from functools import partial
-from typing import Literal, cast
+from typing import Literal
 
 import uvicorn
 from fastapi import FastAPI
@@ -16,15 +16,17 @@ from starlette.types import ASGIApp
 
 from autellix_backend.cli.announcements import note, note_reporting
 from autellix_backend.gateway.engines.pool import EnginePool
-from autellix_backend.gateway.http.acceptor import Acceptor
-from autellix_backend.gateway.http.authentication import owner_of
-from autellix_backend.gateway.http.connections import ConnectionTable, connection_limit
-from autellix_backend.gateway.http.protocol import KEEP_ALIVE_S, bounded_protocol
-from autellix_backend.gateway.http.rounds import Rounds
+from autellix_backend.gateway.http.authentication import MAX_REQUESTS
 from autellix_backend.gateway.http.starting import starting_app
 from autellix_backend.settings import GatewaySettings, SettingsError
 
 BACKLOG = 2048
+KEEP_ALIVE_S = 75
+"""How long a connection may be idle: longer than clients keep theirs, or a call would meet its end."""
+MAX_HEAD_BYTES = 64 * 1024
+"""An unfinished head above this is refused; our own clients' headers take below 8 KiB."""
+RESERVED_FILES = 64
+"""File descriptors for everything but the connections of clients and to engines."""
 FLUSH_TIMEOUT_S = 1
 LINK_WAIT_S = 2.0
 """How long running engines have to show what they report, before the ready line."""
@@ -59,17 +61,32 @@ def bind(gateway: GatewaySettings) -> socket.socket:
         raise SettingsError("gateway.port", problem, "a free port, or 0 for any") from error
 
 
+def connection_limit() -> int:
+    """Raise the limit of open files as far as allowed; return how many connections of clients it allows.
+
+    Half of the files are for connections to engines: each call may need one.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 2 * MAX_REQUESTS + RESERVED_FILES
+    files = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < files:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
+    return max(1, (files - RESERVED_FILES) // 2)
+
+
 def server_config(
     app: ASGIApp,
-    table: ConnectionTable,
-    rounds: Rounds | None = None,
+    max_connections: int | None = None,
     lifespan: Literal["on", "off"] = "on",
 ) -> uvicorn.Config:
     """Return uvicorn's configuration for one of our apps."""
     return uvicorn.Config(
         app,
-        # A factory in place of a class: uvicorn only calls it.
-        http=cast(type[asyncio.Protocol], bounded_protocol(table, rounds)),
+        # httptools loses the body of a request that offers an upgrade, and reads it as the next request.
+        http="h11",
+        h11_max_incomplete_event_size=MAX_HEAD_BYTES,
+        limit_concurrency=max_connections,
+        backlog=BACKLOG,
         timeout_keep_alive=KEEP_ALIVE_S,
         ws="none",
         lifespan=lifespan,
@@ -87,9 +104,7 @@ class GatewayServer(uvicorn.Server):
     def __init__(
         self, app: FastAPI, gateway: GatewaySettings, max_connections: int, on_ready: Callable[[], None]
     ) -> None:
-        self._rounds = Rounds()
-        self._table = ConnectionTable(max_connections)
-        super().__init__(server_config(app, self._table, self._rounds))
+        super().__init__(server_config(app, max_connections))
         self._app = app
         self._on_ready = on_ready
         self._grace_s = gateway.shutdown_grace_s
@@ -98,32 +113,15 @@ class GatewayServer(uvicorn.Server):
         """Whether a second signal ended it."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen with our own acceptors: uvicorn's server would accept one connection at a time."""
-        await super().startup(sockets=[])
+        """Listen, and call `on_ready` once the engines have shown what they report."""
+        await super().startup(sockets)
         if self.started:
-            acceptors = [
-                Acceptor(
-                    listener,
-                    self._make_protocol,
-                    self._rounds,
-                    self._table,
-                    partial(owner_of, self._app.state.tenants),
-                )
-                for listener in sockets or ()
-            ]
-            self.servers = cast(list[asyncio.base_events.Server], acceptors)
             pool: EnginePool = self._app.state.pool
             await pool.links_settled(LINK_WAIT_S)
             for handle in pool:
                 note_reporting(handle)
             pool.subscribe_links(note_reporting)
             self._on_ready()
-
-    def _make_protocol(self, owner: str) -> asyncio.Protocol:
-        # The class is our factory, which takes what uvicorn's own code gives it.
-        make: Callable[..., asyncio.Protocol] = self.config.http_protocol_class
-        state = self.lifespan.state
-        return make(config=self.config, server_state=self.server_state, app_state=state, owner=owner)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -152,15 +150,13 @@ class GatewayServer(uvicorn.Server):
 
     def _exit(self) -> None:
         self.should_exit = True
-        self._app.state.watches.release()
+        self._app.state.closing.set()
 
 
 @contextlib.asynccontextmanager
 async def answering_meanwhile(listener: socket.socket, *, has_page: bool) -> AsyncIterator[None]:
     """Answer that the engines start while inside, on a copy of the listener, which stays open."""
-    config = server_config(
-        starting_app(has_page=has_page), ConnectionTable(connection_limit()), lifespan="off"
-    )
+    config = server_config(starting_app(has_page=has_page), lifespan="off")
     config.load()
     server = uvicorn.Server(config)
     server.lifespan = config.lifespan_class(config)

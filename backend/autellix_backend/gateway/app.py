@@ -25,9 +25,8 @@ from autellix_backend.gateway.http import (
     sessions,
     timeline,
 )
-from autellix_backend.gateway.http.authentication import Authentication
+from autellix_backend.gateway.http.authentication import MAX_REQUESTS, Authentication
 from autellix_backend.gateway.http.call_paths import CallPaths
-from autellix_backend.gateway.http.connections import MAX_CONNECTIONS
 from autellix_backend.gateway.http.errors import install_error_handlers
 from autellix_backend.gateway.http.mark import Mark
 from autellix_backend.gateway.http.openapi import AsgiRoute, describe_route, head_routes
@@ -52,7 +51,7 @@ def create_app(
     store: ProgramStore | None = None,
     tenants: Tenants | None = None,
     clock: Callable[[], float] = time.monotonic,
-    max_connections: int = MAX_CONNECTIONS,
+    max_requests: int = MAX_REQUESTS,
 ) -> FastAPI:
     """Build the gateway in front of engines, which the caller starts and stops.
 
@@ -65,7 +64,7 @@ def create_app(
         store: The store of programs and sessions; that of the settings if None.
         tenants: The tenants; those of the settings if None.
         clock: Monotonic seconds.
-        max_connections: How many connections the server takes, of which a tenant may have half.
+        max_requests: Open requests that the server takes at most; a tenant may have half of them.
 
     Raises:
         SettingsError: if the recording or the call log cannot be written, the tenants file is malformed, or
@@ -82,9 +81,7 @@ def create_app(
     # Calls pass our layers, but not the framework's, which apply to its routes only.
     stack: ASGIApp = CallPaths(calls, app.build_middleware_stack())
     if has_keys:
-        stack = Authentication(
-            stack, components.tenants, components.count_refusal, max_connections=max_connections
-        )
+        stack = Authentication(stack, components.tenants, components.count_refusal, max_requests=max_requests)
     app.middleware_stack = Mark(SameOrigin(stack, is_local=not has_keys and is_loopback(host)))
     app.router.routes.extend(routes)
     for room in ROOMS:
@@ -93,7 +90,7 @@ def create_app(
         app.router.routes.extend(page.router.routes)
     app.router.routes.extend(head_routes(app))
     app.state.components = components
-    app.state.watches = components.watches
+    app.state.closing = components.closing
     app.state.tenants = components.tenants
     app.state.pool = components.pool
     app.state.router = components.router

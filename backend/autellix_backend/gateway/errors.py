@@ -12,8 +12,6 @@ GatewayError
 ├── SessionTakenError         409  the session is another client's
 ├── RequestTimeoutError       408  the request did not arrive in time
 ├── BodyTooLargeError         413  the body exceeds a limit
-├── TargetTooLongError        414  path and query exceed a limit
-├── HeadTooLargeError         431  the headers exceed a limit
 ├── LimitError                429  a rate limit, quota or budget is reached
 ├── EngineAnswerError         502  the engine's answer is not HTTP, not JSON, or too long
 ├── UnavailableError          503
@@ -21,7 +19,7 @@ GatewayError
 │   ├── OverloadedError            the engine's queue is full
 │   ├── IntakeFullError            too many bytes of bodies arrive at once
 │   ├── TooManySubscribersError    the event feed has its maximum of subscribers
-│   ├── TooManyConnectionsError    the gateway has its maximum of connections
+│   ├── TooManyOpenRequestsError       the tenant has its maximum of open requests
 │   ├── StartingError              the engines are starting
 │   └── ShuttingDownError          the gateway is shutting down
 └── EngineTimeoutError        504  the engine did not answer in time
@@ -218,26 +216,6 @@ class RequestTimeoutError(GatewayError):
         super().__init__(f"the request did not arrive in time: {problem}", headers={"connection": "close"})
 
 
-class TargetTooLongError(GatewayError):
-    """Path and query together exceed a limit."""
-
-    status = HTTPStatus.REQUEST_URI_TOO_LONG
-    code = "target_too_long"
-
-    def __init__(self, limit_bytes: int) -> None:
-        super().__init__(f"path and query exceed {limit_bytes} bytes")
-
-
-class HeadTooLargeError(GatewayError):
-    """The headers exceed a limit."""
-
-    status = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
-    code = "head_too_large"
-
-    def __init__(self, limit: int, limit_bytes: int) -> None:
-        super().__init__(f"the request has more than {limit} headers or {limit_bytes} bytes of headers")
-
-
 class LimitError(GatewayError):
     """A rate limit, quota or budget is reached."""
 
@@ -326,13 +304,13 @@ class TooManySubscribersError(UnavailableError):
         super().__init__(f"{whose} already has {limit} subscribers, the maximum; close one first")
 
 
-class TooManyConnectionsError(UnavailableError):
-    """The gateway, or one tenant, has its maximum of connections, each with a request."""
+class TooManyOpenRequestsError(UnavailableError):
+    """A tenant has its maximum of open requests."""
 
-    code = "too_many_connections"
+    code = "too_many_open_requests"
 
-    def __init__(self, limit: int, whose: str = "the gateway") -> None:
-        super().__init__(f"{whose} already has {limit} connections, the maximum, and each has a request")
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"the tenant already has {limit} open requests, the maximum")
 
 
 class StartingError(UnavailableError):

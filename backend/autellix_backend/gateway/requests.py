@@ -24,10 +24,6 @@ MIN_BODY_BYTES_PER_S = 8 * 1024
 """The least rate of a body after the grace period: a slow one holds memory and a connection."""
 CHECKED_BYTES = 256 * 1024
 """Of a long body between two pauses: a third of a millisecond."""
-WATCH_CLIENT = "autellix.watch_client"
-"""Key in the state of a request's scope: a `WatchClient`, where our own protocol serves it."""
-WatchClient = Callable[[Callable[[], None]], Callable[[], Any]]
-"""Has something called once when a request's client disconnects; returns what ends the watch."""
 
 
 class ClientGoneError(Exception):
@@ -119,13 +115,7 @@ async def pause_after(size_bytes: int) -> None:
         await asyncio.sleep(0)
 
 
-async def disconnected(receive: Receive) -> None:
-    """Return once the client of a request has disconnected."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-async def run_while_connected(work: Coroutine[Any, Any, None], scope: Scope, receive: Receive) -> None:
+async def run_while_connected(work: Coroutine[Any, Any, object], receive: Receive) -> None:
     """Run work until it ends or the client of a request disconnects, and cancel it then.
 
     Raises:
@@ -135,13 +125,15 @@ async def run_while_connected(work: Coroutine[Any, Any, None], scope: Scope, rec
     assert task is not None
     is_gone = False
 
-    def leave() -> None:
+    async def watch() -> None:
         nonlocal is_gone
+        while (await receive())["type"] != "http.disconnect":
+            pass
         is_gone = True
         task.cancel()
 
-    # Neither the work nor the watch has a task of its own: at hundreds of calls a second each task counts.
-    end_watch = _watch(scope, receive, leave)
+    # The work has no task of its own: at hundreds of calls a second each task counts.
+    watching = asyncio.create_task(watch())
     cancellations = task.cancelling()
     try:
         await work
@@ -150,19 +142,6 @@ async def run_while_connected(work: Coroutine[Any, Any, None], scope: Scope, rec
         if not is_gone or task.cancelling() > cancellations + 1:
             raise
     finally:
-        end_watch()
+        watching.cancel()
         if is_gone:
             task.uncancel()
-
-
-def _watch(scope: Scope, receive: Receive, leave: Callable[[], None]) -> Callable[[], Any]:
-    """Call `leave` once when a request's client disconnects; return what ends the watch."""
-    watch_client: WatchClient | None = scope.get("state", {}).get(WATCH_CLIENT)
-    if watch_client is not None:
-        return watch_client(leave)
-
-    async def wait() -> None:
-        await disconnected(receive)
-        leave()
-
-    return asyncio.create_task(wait()).cancel

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import os
 import time
@@ -33,9 +34,8 @@ from autellix_backend.gateway.history.critical_path import spent
 from autellix_backend.gateway.history.ended_program import EndedProgram
 from autellix_backend.gateway.history.file import HistoryFile
 from autellix_backend.gateway.history.history import ProgramHistory
+from autellix_backend.gateway.http.fairness import AnswerTurns
 from autellix_backend.gateway.http.sessions import SESSION_TTL_S
-from autellix_backend.gateway.http.turns import AnswerTurns
-from autellix_backend.gateway.http.watches import Watches
 from autellix_backend.gateway.identity.identity import IdentityResolver
 from autellix_backend.gateway.identity.running_sessions import RunningSessions
 from autellix_backend.gateway.identity.session_tokens import SessionTokens
@@ -82,7 +82,8 @@ class Components:
         gateway = settings.gateway
         self.settings = settings
         self.clock = clock
-        self.watches = Watches()
+        self.closing = asyncio.Event()
+        """Set when the server ends: requests that clients keep open end too."""
         self.tenants = tenants or load_tenants(settings)
         self.metrics = metrics = GatewayMetrics(settings.observe.program_names)
         self.store = store or make_store(

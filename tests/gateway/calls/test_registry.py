@@ -43,24 +43,6 @@ async def test_subscribers_are_called_once_for_each_call_in_their_order() -> Non
     assert noted == [("first", key), ("second", key), ("settled", key), ("last", key)]
 
 
-async def test_it_is_idle_from_the_settlement_of_its_last_call() -> None:
-    now_s = 1.0
-    store = MemoryStore(make_policy("fcfs"), program_idle_s=60.0, session_ttl_s=60.0)
-    registry = CallRegistry(
-        store, SchedulerConfig(policy="fcfs"), GatewayMetrics(), clock=lambda: now_s, report_wait_s=0.0
-    )
-    now_s = 3.0
-    assert registry.idle_s() == 2.0
-    calls = [await registry.begin(open_call({}, key=key).request, "fake-0") for key in ("a", "b")]
-    for call in calls:
-        assert registry.idle_s() == 0.0
-        now_s += 1.0
-        await registry.settle(call, Outcome.OK, has_reports=False)
-    assert registry.idle_s() == 0.0
-    now_s += 1.0
-    assert registry.idle_s() == 1.0
-
-
 async def test_an_engine_reports_its_own_calls_only_and_not_without_end() -> None:
     """The ids of calls can be guessed."""
     store = MemoryStore(make_policy("fcfs"), program_idle_s=60.0, session_ttl_s=60.0)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
+from unittest.mock import patch
 
 import pytest
+from tests.gateway.conftest import Serve, until
 from yarl import URL
 
 from autellix_backend.gateway.http.sessions import HEARTBEAT_S
@@ -94,3 +97,43 @@ async def test_ids_may_hold_a_slash(serve: Any) -> None:
         heartbeat = URL(rig.url + SESSIONS + "/a%2Fs/heartbeat", encoded=True)
         async with rig.client.post(heartbeat) as response:
             assert response.status == 200
+
+
+@pytest.mark.parametrize("beats_again", [False, True])
+async def test_a_session_of_a_killed_client_ends_soon_unless_it_beats_again(
+    serve: Serve, beats_again: bool
+) -> None:
+    """After one and a quarter heartbeats and not after three."""
+    now_s = 1000.0
+    async with serve(clock=lambda: now_s) as rig:
+
+        async def is_there(at_s: float) -> bool:
+            await rig.store.reap(at_s)
+            return (await rig.store.counts()).sessions == 1
+
+        async with rig.client.post(rig.url + SESSIONS, json={"session_id": "s"}) as answer:
+            assert answer.status == 201
+        beats: list[float] = []
+        heartbeat = rig.store.heartbeat
+
+        async def noted(session_id: str, now: float) -> bool:
+            beats.append(now)
+            return bool(await heartbeat(session_id, now))
+
+        with patch.object(rig.store, "heartbeat", noted):
+            watching = asyncio.create_task(rig.client.get(f"{rig.url}{SESSIONS}/s/watch"))
+            await until(lambda: len(beats) == 1)
+            assert not watching.done()
+            watching.cancel()
+            await until(lambda: len(beats) == 2)
+        if beats_again:
+            async with rig.client.post(f"{rig.url}{SESSIONS}/s/heartbeat", json={}) as answer:
+                assert answer.status == 200
+        assert await is_there(now_s + 1.2 * HEARTBEAT_S)
+        assert await is_there(now_s + 1.3 * HEARTBEAT_S) == beats_again
+
+
+async def test_the_watch_of_an_unknown_session_is_refused(serve: Serve) -> None:
+    async with serve() as rig:
+        status, body = await rig.get(f"{SESSIONS}/nobody/watch")
+        assert (status, body["error"]["param"]) == (404, "session_id")

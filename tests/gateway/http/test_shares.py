@@ -95,7 +95,7 @@ async def test_a_tenants_open_requests_leave_connections_for_others() -> None:
         if message["type"] == "http.response.start":
             statuses.append(message["status"])
 
-    guarded = Authentication(app, Tenants(keys), lambda *refusal: refused.append(refusal), max_connections=4)
+    guarded = Authentication(app, Tenants(keys), lambda *refusal: refused.append(refusal), max_requests=4)
 
     async def ask(name: str) -> None:
         headers = [(b"authorization", f"Bearer {name}".encode())]
@@ -106,7 +106,7 @@ async def test_a_tenants_open_requests_leave_connections_for_others() -> None:
     tasks.append(asyncio.create_task(ask("quiet")))
     async with asyncio.timeout(PATIENCE_S):
         await all_begun.wait()
-    assert (len(begun), refused, statuses) == (3, [("hostile", "too_many_connections")], [503])
+    assert (len(begun), refused, statuses) == (3, [("hostile", "too_many_open_requests")], [503])
     release.set()
     await asyncio.gather(*tasks)
     await ask("hostile")

@@ -103,7 +103,7 @@ class CallEndpoint:
                 self.resolver.remember(identity, tenant)
                 reply = Reply(self.registry, assignment, call, send)
                 exchange = Exchange(self.router, self.registry, self.arguments, assignment, call, reply)
-                await exchange.run(scope, receive)
+                await exchange.run(receive)
             finally:
                 self.router.release(assignment)
 
@@ -125,11 +125,11 @@ class Exchange:
     ended: tuple[str, ...] = ()
     """The ends of other programs that went with the call."""
 
-    async def run(self, scope: Scope, receive: Receive) -> None:
+    async def run(self, receive: Receive) -> None:
         """Answer the call until its client disconnects, and settle it."""
         is_cut_off = False
         try:
-            await run_while_connected(self._attempt_all(), scope, receive)
+            await run_while_connected(self._attempt_all(), receive)
         except asyncio.CancelledError:
             # The server has waited long enough for this call; its client still expects an answer.
             is_cut_off = True

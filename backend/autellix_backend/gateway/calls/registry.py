@@ -73,7 +73,6 @@ class CallRegistry:
         self._open: dict[str, OpenCall] = {}
         self._is_idle = asyncio.Event()
         self._is_idle.set()
-        self._idle_since_s = clock()
         # A retried call repeats its id, and gateways may share an engine: keys are unique over both.
         self._prefix = secrets.token_hex(4)
         self._numbers = itertools.count()
@@ -218,10 +217,6 @@ class CallRegistry:
             receipt = call.receipt or await self._settle(call, outcome, read_usage)
         return receipt
 
-    def idle_s(self) -> float:
-        """Return for how many seconds no call has been open."""
-        return 0.0 if self._open else self._clock() - self._idle_since_s
-
     async def idle(self) -> None:
         """Return once no call is open."""
         await self._is_idle.wait()
@@ -242,7 +237,6 @@ class CallRegistry:
         del self._open[call.engine_key]
         if not self._open:
             self._is_idle.set()
-            self._idle_since_s = now
         settled = call.settled(receipt, outcome, now, ended_at_s=time.time())
         end = call.end(receipt, outcome)
         for on_settled in self._on_settled:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Any, Protocol
 
@@ -15,9 +16,8 @@ from autellix_backend.gateway.explain.event_feed import EventFeed
 from autellix_backend.gateway.explain.overview import Overview, engine_view
 from autellix_backend.gateway.history.ended_program import EndedProgram
 from autellix_backend.gateway.history.history import ProgramHistory
+from autellix_backend.gateway.http.fairness import AnswerTurns
 from autellix_backend.gateway.http.origin import is_loopback, names_this_machine
-from autellix_backend.gateway.http.turns import AnswerTurns
-from autellix_backend.gateway.http.watches import Watches
 from autellix_backend.gateway.identity.session_tokens import SessionTokens
 from autellix_backend.gateway.requests import read_headers
 from autellix_backend.gateway.tenancy.open_sessions import OpenSessions
@@ -79,6 +79,8 @@ def _is_on_this_machine(request: Request) -> bool:
     return is_local and (request.client is None or is_loopback(request.client.host))
 
 
+Closing = Annotated[asyncio.Event, _component("closing")]
+"""Set when the server ends."""
 Clock = Annotated[Callable[[], float], _component("clock")]
 Feed = Annotated[EventFeed, _component("feed")]
 History = Annotated[ProgramHistory, _component("history")]
@@ -89,7 +91,6 @@ Sessions = Annotated[OpenSessions, _component("sessions")]
 SettingsTree = Annotated[Settings, _component("settings")]
 Store = Annotated[ProgramStore, _component("store")]
 Tokens = Annotated[SessionTokens, _component("tokens")]
-WatchRegistry = Annotated[Watches, _component("watches")]
 Turns = Annotated[AnswerTurns, _component("turns")]
 TakeOverview = Annotated[Callable[[], Overview], Depends(_take_overview)]
 """Returns the current open calls and engines."""

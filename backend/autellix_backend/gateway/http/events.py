@@ -14,9 +14,9 @@ from starlette.types import Receive, Scope, Send
 from autellix_backend.gateway.errors import TooManySubscribersError
 from autellix_backend.gateway.explain.event_feed import Event, EventFeed, Subscription
 from autellix_backend.gateway.http.bodies import Id
-from autellix_backend.gateway.http.components import Feed, Viewer, WatchRegistry, feed_only_to_owners
+from autellix_backend.gateway.http.components import Closing, Feed, Viewer, feed_only_to_owners
 from autellix_backend.gateway.http.refusals import refusals
-from autellix_backend.gateway.http.watches import Watches
+from autellix_backend.gateway.requests import run_while_connected
 from autellix_backend.gateway.tenancy.tenants import Tenant
 from autellix_wire.paths import API_PREFIX
 
@@ -37,11 +37,11 @@ class _EventStream(Response):
     media_type = "text/event-stream"
 
     def __init__(
-        self, feed: EventFeed, watches: Watches, viewer: Tenant, program_ids: tuple[str, ...] | None
+        self, feed: EventFeed, closing: asyncio.Event, viewer: Tenant, program_ids: tuple[str, ...] | None
     ) -> None:
         super().__init__(headers={"cache-control": "no-store"})
         self._feed = feed
-        self._watches = watches
+        self._closing = closing
         self._viewer = viewer
         self._program_ids = program_ids
 
@@ -55,11 +55,11 @@ class _EventStream(Response):
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             relay = asyncio.create_task(_relay(subscription, self._viewer, send))
             try:
-                is_gone = await self._watches.until_gone(receive)
+                await run_while_connected(self._closing.wait(), receive)
             finally:
                 relay.cancel()
                 await asyncio.wait((relay,))
-            if not is_gone:
+            if self._closing.is_set():
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(FAREWELL_S):
                         await send({"type": "http.response.body", "body": b""})
@@ -76,11 +76,11 @@ router = APIRouter(tags=["operators"], responses=refusals(400, 401, 500, 503))
     responses=refusals(403),
 )
 async def subscribe(
-    viewer: Viewer, feed: Feed, watches: WatchRegistry, program: Annotated[Id | None, Query()] = None
+    viewer: Viewer, feed: Feed, closing: Closing, program: Annotated[Id | None, Query()] = None
 ) -> Response:
     """Stream the events of calls, programs and engines as server-sent events."""
     program_ids = None if program is None else viewer.candidates(program)
-    return _EventStream(feed, watches, viewer, program_ids)
+    return _EventStream(feed, closing, viewer, program_ids)
 
 
 async def _relay(subscription: Subscription, viewer: Tenant, send: Send) -> None:

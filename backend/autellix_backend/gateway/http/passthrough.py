@@ -32,7 +32,7 @@ class PassthroughEndpoint:
         # Without a call that would take it over, the body counts until the answer.
         with self._intake.hold(self._tenants.of(scope)) as hold:
             body = await read_body(headers, receive, hold, self._max_body_bytes, "gateway.max_body_bytes")
-            await run_while_connected(self._relay(scope, target, headers, body, send), scope, receive)
+            await run_while_connected(self._relay(scope, target, headers, body, send), receive)
 
     async def _relay(
         self, scope: Scope, target: str, headers: Mapping[str, str], body: bytes, send: Send

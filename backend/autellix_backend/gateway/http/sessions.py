@@ -14,15 +14,15 @@ from autellix_backend.gateway.errors import NotFoundError, SessionTakenError
 from autellix_backend.gateway.http.bodies import Id, describe_body, json_body
 from autellix_backend.gateway.http.components import (
     Clock,
+    Closing,
     Sessions,
     Store,
     Tokens,
     Viewer,
-    WatchRegistry,
     unknown_program,
 )
 from autellix_backend.gateway.http.refusals import refusals
-from autellix_backend.gateway.requests import read_headers
+from autellix_backend.gateway.requests import read_headers, run_while_connected
 from autellix_backend.stores.base import NotOwnerError, ProgramStore
 from autellix_wire.paths import PROGRAMS_PATH, SESSIONS_PATH
 from autellix_wire.sessions import SERVER, SessionStart, SessionStarted
@@ -117,12 +117,13 @@ async def watch(
     scoped_id: ScopedId,
     store: Store,
     clock: Clock,
-    watches: WatchRegistry,
+    closing: Closing,
     request: Request,
 ) -> None:
     """Stay open as long as the client lives; its session ends soon after it, unless a heartbeat follows."""
     await _refresh(session_id, scoped_id, store, clock())
-    if await watches.until_gone(request.receive):
+    await run_while_connected(closing.wait(), request.receive)
+    if not closing.is_set():
         # Backdates its last heartbeat, so that little of its time is left.
         spent_s = (LOST_HEARTBEATS - WATCHED_HEARTBEATS) * HEARTBEAT_S
         await store.heartbeat(scoped_id, clock() - spent_s)
