@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
+from aiohttp import ClientResponse
 from starlette.types import Receive, Scope, Send
 
 from autellix_backend.gateway.calls.arguments import EngineArguments
@@ -23,7 +24,6 @@ from autellix_backend.gateway.calls.registry import CallRegistry
 from autellix_backend.gateway.calls.reply import Reply
 from autellix_backend.gateway.calls.sse import StreamEndSplitter, begins_stream, error_event, holds_error
 from autellix_backend.gateway.calls.usage import StreamTail, read_usage
-from autellix_backend.gateway.engines.connection import EngineResponse
 from autellix_backend.gateway.engines.handle import EngineHandle
 from autellix_backend.gateway.engines.router import Assignment, Router
 from autellix_backend.gateway.engines.upstream import EngineResetError
@@ -171,18 +171,17 @@ class Exchange:
                 return False
         return True
 
-    async def _send(self, handle: EngineHandle) -> EngineResponse:
+    async def _send(self, handle: EngineHandle) -> ClientResponse:
         """Send the call, and once more after a reset of the connection; return the response at its head."""
         upstream, path = handle.upstream, self.call.request.dialect.path
-        tenant = self.call.request.tenant.name
         try:
-            return await upstream.send("POST", path, *self._encode(handle), tenant=tenant)
+            return await upstream.send("POST", path, *self._encode(handle))
         except EngineResetError as error:
             # A healthy engine also closes connections that were idle for too long.
             if await self._has_died():
                 raise upstream.unavailable(error) from error
             upstream.on_retry()
-            return await upstream.send("POST", path, *self._encode(handle), tenant=tenant, is_retry=True)
+            return await upstream.send("POST", path, *self._encode(handle), is_retry=True)
 
     def _encode(self, handle: EngineHandle) -> tuple[Mapping[str, str], bytes]:
         # Each attempt has its own id in the engine, and so its own body.
@@ -204,7 +203,7 @@ class Exchange:
         self.was_repeated = True
         self.registry.on_repeat(self.call)
 
-    async def _relay(self, handle: EngineHandle, response: EngineResponse) -> None:
+    async def _relay(self, handle: EngineHandle, response: ClientResponse) -> None:
         if response.status >= 400:
             await self._relay_error(handle, response)
         elif response.content_type == "text/event-stream":
@@ -212,7 +211,7 @@ class Exchange:
         else:
             await self._relay_body(handle, response)
 
-    async def _relay_error(self, handle: EngineHandle, response: EngineResponse) -> None:
+    async def _relay_error(self, handle: EngineHandle, response: ClientResponse) -> None:
         content = await handle.upstream.read(response)
         if response.status >= 500 and await self._has_died():
             raise self._death()
@@ -220,9 +219,9 @@ class Exchange:
         await self.registry.settle(self.call, self.outcome, has_reports=False)
         await self.reply.send_whole(response, content, self.call.level)
 
-    async def _relay_body(self, handle: EngineHandle, response: EngineResponse) -> None:
+    async def _relay_body(self, handle: EngineHandle, response: ClientResponse) -> None:
         content = await handle.upstream.read(response)
-        is_json = response.content_type == "application/json" and response.header(b"content-encoding") is None
+        is_json = response.content_type == "application/json" and "content-encoding" not in response.headers
         if is_json and not is_object(content):
             raise handle.upstream.bad_answer("did not answer with a JSON object")
         receipt = await self.registry.settle(
@@ -232,7 +231,7 @@ class Exchange:
             content = receipt.spliced_into(content)
         await self.reply.send_whole(response, content, receipt.level or self.call.level)
 
-    async def _relay_stream(self, handle: EngineHandle, response: EngineResponse) -> None:
+    async def _relay_stream(self, handle: EngineHandle, response: ClientResponse) -> None:
         splitter = StreamEndSplitter(self.call.request.dialect.stream_ends)
         try:
             await self._relay_events(handle, response, splitter)
@@ -245,7 +244,7 @@ class Exchange:
             response.close()
 
     async def _relay_events(
-        self, handle: EngineHandle, response: EngineResponse, splitter: StreamEndSplitter
+        self, handle: EngineHandle, response: ClientResponse, splitter: StreamEndSplitter
     ) -> None:
         reply, kept, last_event = self.reply, StreamTail(), bytearray()
         while chunk := await handle.upstream.read_part(response):

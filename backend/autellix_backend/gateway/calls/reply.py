@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from aiohttp import ClientResponse
 from starlette.types import Send
 
 from autellix_backend.gateway.calls.open_call import OpenCall
 from autellix_backend.gateway.calls.registry import CallRegistry
-from autellix_backend.gateway.engines.connection import EngineResponse
 from autellix_backend.gateway.engines.router import Assignment
 from autellix_backend.gateway.engines.upstream import response_headers
 from autellix_wire.headers import CALL_ID, ENGINE, IDENTITY_SOURCE, PROGRAM_ID, QUEUE_LEVEL
@@ -28,13 +28,13 @@ class Reply:
     is_open: bool = False
     """Whether the client expects more of a stream."""
 
-    async def send_whole(self, response: EngineResponse, content: bytes, level: int) -> None:
+    async def send_whole(self, response: ClientResponse, content: bytes, level: int) -> None:
         """Send an engine's answer with this content, from a call that ended at a level."""
         length = (b"content-length", str(len(content)).encode())
         await self._begin(response, [*self._head(level), length])
         await self.send({"type": "http.response.body", "body": content})
 
-    async def begin_stream(self, response: EngineResponse) -> None:
+    async def begin_stream(self, response: ClientResponse) -> None:
         """Send the head of a stream, at its first bytes: until then the call may go to another engine."""
         await self._begin(response, self._head(self.call.level))
         self.is_open = True
@@ -61,8 +61,8 @@ class Reply:
         headers = self.call_headers(level).items()
         return [(name.lower().encode(), value.encode("latin-1")) for name, value in headers]
 
-    async def _begin(self, response: EngineResponse, own: list[tuple[bytes, bytes]]) -> None:
-        headers = [*response_headers(response.headers), *own]
+    async def _begin(self, response: ClientResponse, own: list[tuple[bytes, bytes]]) -> None:
+        headers = [*response_headers(response.raw_headers), *own]
         self.has_begun = True
         self.assignment.space.release()
         await self.send({"type": "http.response.start", "status": response.status, "headers": headers})

@@ -186,7 +186,7 @@ class EngineHandle:
     async def close(self) -> None:
         """Undo open() and close the connections; the engine itself keeps running."""
         await self.supervisor.close()
-        self.upstream.close()
+        await self.upstream.close()
         if self.kv_events is not None:
             await self.kv_events.close()
         if self.link is not None:

@@ -2,22 +2,37 @@
 
 from __future__ import annotations
 
+import asyncio
+import io
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 
+import aiohttp
+from aiohttp.http_exceptions import BadHttpMessage, PayloadEncodingError
 from yarl import URL
 
 from autellix_backend.engines.base import Engine
-from autellix_backend.gateway.engines.connection import EngineResponse, MalformedResponseError
-from autellix_backend.gateway.engines.connections import EngineConnections, NoConnectionError
 from autellix_backend.gateway.errors import (
     EngineAnswerError,
     EngineTimeoutError,
     EngineUnavailableError,
     GatewayError,
+    InvalidRequestError,
 )
 from autellix_backend.reports.request_ids import MARK
 from autellix_backend.settings import GatewaySettings
+
+KEEPALIVE_S = 2.0
+"""How long a connection is kept without a request: less than vLLM's 5 s, so that no request meets one that
+the engine is closing."""
+CONNECT_TIMEOUT_S = 5.0
+"""Within a data centre connecting takes milliseconds; a longer wait would only delay the retry elsewhere."""
+READ_BYTES = 64 * 1024
+"""Reading from an engine pauses at twice as many unread bytes of an answer."""
+LOOK_PERIOD_S = 1.0
+"""How often the connection of a body is looked at."""
+MAX_PLAIN_BODY_BYTES = 2**20
+"""aiohttp writes longer bodies in parts, if they come as a file."""
 
 REQUEST_ID_HEADER = "x-request-id"
 FORWARDED_HEADERS = (
@@ -45,8 +60,10 @@ _NOT_RETURNED = frozenset(
         b"upgrade",
     }
 )
-_BODILESS = ("GET", "HEAD")
-"""The methods whose requests have no body unless they say so."""
+# After a reset the request may be sent again; without a connection the engine is gone.
+_UNSENT = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
+_RESETS = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, ConnectionResetError)
+_FAILURES = (aiohttp.ClientError, TimeoutError, OSError)
 
 
 class EngineResetError(EngineUnavailableError):
@@ -54,7 +71,7 @@ class EngineResetError(EngineUnavailableError):
 
 
 class Upstream:
-    """Requests to one engine; each tenant has its connections, so that none waits for what another broke."""
+    """Requests to one engine, which may come back at another address."""
 
     def __init__(
         self,
@@ -84,40 +101,37 @@ class Upstream:
         self.session_header = session_header
         self._settings = settings
         self.on_retry = on_retry
-        self._connections: dict[str, EngineConnections] | None = None
-        """By tenant; None before the start and after the end."""
-        self._address = ""
-        """Where they lead; an engine may come back at another one."""
+        self._session: aiohttp.ClientSession | None = None
 
     def open(self) -> None:
-        """Allow requests."""
-        self._connections = {}
+        """Allow requests; must be called in the event loop.
 
-    def close(self) -> None:
+        aiohttp's own bounds hold for the head of an answer: 128 headers of 8 KiB.
+        """
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S),
+            timeout=aiohttp.ClientTimeout(total=self._settings.upstream_timeout_s, connect=CONNECT_TIMEOUT_S),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,
+            read_bufsize=READ_BYTES,
+            skip_auto_headers=("User-Agent",),
+        )
+
+    async def close(self) -> None:
         """Close the connections; those of running calls too."""
-        connections, self._connections = self._connections or {}, None
-        for of_tenant in connections.values():
-            of_tenant.close()
-
-    def _connections_of(self, tenant: str) -> EngineConnections:
-        assert self._connections is not None, "the app's lifespan has not begun"
-        if self._address != self._engine.base_url:
-            self.close()
-            self._connections, self._address = {}, self._engine.base_url
-        connections = self._connections.get(tenant)
-        if connections is None:
-            connections = self._connections[tenant] = EngineConnections(URL(self._address))
-        return connections
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
 
     async def forward(
-        self, method: str, target: str, headers: Mapping[str, str], data: bytes, *, tenant: str
-    ) -> EngineResponse:
+        self, method: str, target: str, headers: Mapping[str, str], data: bytes
+    ) -> aiohttp.ClientResponse:
         """Send a request as send() does, and once more after a reset."""
         try:
-            return await self.send(method, target, headers, data, tenant=tenant)
+            return await self.send(method, target, headers, data)
         except EngineResetError:
             self.on_retry()
-            return await self.send(method, target, headers, data, tenant=tenant, is_retry=True)
+            return await self.send(method, target, headers, data, is_retry=True)
 
     async def send(
         self,
@@ -126,9 +140,8 @@ class Upstream:
         headers: Mapping[str, str],
         data: bytes,
         *,
-        tenant: str,
         is_retry: bool = False,
-    ) -> EngineResponse:
+    ) -> aiohttp.ClientResponse:
         """Send a request; return the response at its head, its body to be read or closed.
 
         Args:
@@ -136,7 +149,6 @@ class Upstream:
             target: Path and query, already escaped.
             headers: The headers to send; see request_headers().
             data: The body.
-            tenant: Whose connections to use.
             is_retry: Whether the request was sent before, so that the engine may know of it.
 
         Raises:
@@ -147,30 +159,30 @@ class Upstream:
         """
         if not is_retry and not self._engine.is_alive():
             raise self.unavailable(ConnectionError("it is not running"), is_unsent=True)
-        lines = _first_lines(method, self._engine.base_url, target)
-        if data or method not in _BODILESS:
-            lines += f"content-length: {len(data)}\r\n"
-        head = _request_head(lines, self._with_our_key(headers))
+        assert self._session is not None, "the app's lifespan has not begun"
+        url, sent = _url(self._engine.base_url, target), self._with_our_key(headers)
+        body = data if len(data) <= MAX_PLAIN_BODY_BYTES else io.BytesIO(data)
         try:
-            connection = await self._connections_of(tenant).take()
-            response = await connection.request(
-                head, data, self._settings.upstream_timeout_s, is_head_only=method == "HEAD"
+            response = await self._session.request(
+                method, url, data=body or None, headers=sent, allow_redirects=False
             )
-        except NoConnectionError as error:
+        except _UNSENT as error:
             raise self.unavailable(error, is_unsent=not is_retry) from error
-        except ConnectionError as error:
+        except _RESETS as error:
             if is_retry:
                 raise self.unavailable(error) from error
             raise EngineResetError(f"engine {self._engine.name} reset the connection") from error
-        except (MalformedResponseError, TimeoutError) as error:
+        except _FAILURES as error:
             raise self._translate(error) from error
         if not (200 <= response.status < 300 or 400 <= response.status < 600):
             # A redirect would send the client, with its key, elsewhere.
             response.close()
             raise self.bad_answer(f"answered with status {response.status}")
+        if not response.content.is_eof():
+            asyncio.get_running_loop().call_later(LOOK_PERIOD_S, _look, response)
         return response
 
-    async def read(self, response: EngineResponse) -> bytes:
+    async def read(self, response: aiohttp.ClientResponse) -> bytes:
         """Read a whole body; close the connection of one that is cut short, so that the engine aborts it.
 
         Raises:
@@ -181,7 +193,7 @@ class Upstream:
         parts: list[bytes] = []
         left_bytes = self._settings.max_answer_bytes
         try:
-            self.check_size(response.content_length)
+            self.check_size(response.content_length or 0)
             while part := await self.read_part(response):
                 parts.append(part)
                 left_bytes -= len(part)
@@ -191,11 +203,11 @@ class Upstream:
         finally:
             response.close()
 
-    async def read_part(self, response: EngineResponse) -> bytes:
+    async def read_part(self, response: aiohttp.ClientResponse) -> bytes:
         """Return what has come of a body since the part before, nothing at its end; raises as read() does."""
         try:
-            return await response.read_part()
-        except (MalformedResponseError, TimeoutError, ConnectionError) as error:
+            return await response.content.readany()
+        except _FAILURES as error:
             raise self._translate(error) from error
 
     def check_size(self, size_bytes: int) -> None:
@@ -210,8 +222,10 @@ class Upstream:
     def _translate(self, error: Exception) -> GatewayError:
         if isinstance(error, TimeoutError):
             return EngineTimeoutError(f"engine {self._engine.name} did not answer in time")
-        if isinstance(error, MalformedResponseError):
-            return self.bad_answer(f"broke the rules of HTTP: {error}")
+        if isinstance(error, aiohttp.ClientResponseError):
+            return self.bad_answer(f"broke the rules of HTTP: {error.message or type(error).__name__}")
+        if isinstance(error, aiohttp.ClientPayloadError) and _is_malformed(error):
+            return self.bad_answer(f"broke the rules of HTTP in its body: {error}")
         return self.unavailable(error)
 
     def unavailable(self, error: Exception, *, is_unsent: bool = False) -> EngineUnavailableError:
@@ -232,31 +246,54 @@ class Upstream:
 
 
 @lru_cache(256)
-def _first_lines(method: str, base_url: str, target: str) -> str:
-    """Return the first lines of a request's head: what is asked for, and of which host."""
-    url = URL(base_url)
-    return f"{method} {url.raw_path.rstrip('/')}{target} HTTP/1.1\r\nhost: {url.host_port_subcomponent}\r\n"
+def _url(base_url: str, target: str) -> URL:
+    """Return the address of a request; credentials in the engine's are sent as a header."""
+    base = URL(base_url).with_user(None)
+    return URL(f"{base.origin()}{base.raw_path.rstrip('/')}{target}", encoded=True)
 
 
-def _request_head(first_lines: str, headers: Mapping[str, str]) -> bytes:
-    """Return the head of a request.
+def _look(response: aiohttp.ClientResponse, was_closed: bool = False) -> None:
+    """Fail a body that cannot arrive: after a malformed chunk aiohttp closes, and wakes no reader."""
+    content, connection = response.content, response.connection
+    if connection is None or content.is_eof() or content.exception() is not None:
+        return
+    is_closed = connection.transport is None or connection.transport.is_closing()
+    if is_closed and was_closed:
+        content.set_exception(
+            aiohttp.ClientResponseError(response.request_info, (), message="a malformed chunk")
+        )
+        return
+    # Closed at one look only, its end may still be on the way to the reader.
+    asyncio.get_running_loop().call_later(LOOK_PERIOD_S, _look, response, is_closed)
 
-    Raises:
-        ValueError: if a header holds the end of a line: what follows would be another header, or a request.
-    """
-    lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
-    if not lines.count("\r") == lines.count("\n") == len(headers) or "\0" in lines:
-        raise ValueError("a header to an engine holds a line break or a null character")
-    return f"{first_lines}{lines}\r\n".encode()
+
+def _is_malformed(error: aiohttp.ClientPayloadError) -> bool:
+    """Return whether a body broke HTTP's rules; one that only ends early comes from an engine that died."""
+    cause = error.__cause__
+    return isinstance(cause, BadHttpMessage) and not isinstance(cause, PayloadEncodingError)
 
 
 def request_headers(headers: Mapping[str, str]) -> dict[str, str]:
-    """Pick the headers that go on to the engine; bodies must return unchanged, so no compression."""
-    forwarded = {name: headers[name] for name in FORWARDED_HEADERS if name in headers}
+    """Pick the headers that go on to the engine; bodies must return unchanged, so no compression.
+
+    Raises:
+        InvalidRequestError: if one holds bytes that are not UTF-8, in which aiohttp writes headers.
+    """
+    forwarded = {name: _sendable(name, headers[name]) for name in FORWARDED_HEADERS if name in headers}
     if MARK in forwarded.get(REQUEST_ID_HEADER, ""):
         # Such an id is an identity, which only the gateway may give.
         del forwarded[REQUEST_ID_HEADER]
     return {"content-type": "application/json", **forwarded, "accept-encoding": "identity"}
+
+
+def _sendable(name: str, value: str) -> str:
+    """Return a header that was read as Latin-1, as aiohttp has to get it to send the same bytes."""
+    if value.isascii():
+        return value
+    try:
+        return value.encode("latin-1").decode()
+    except UnicodeError:
+        raise InvalidRequestError(f"{name}: is not UTF-8 text; expected ASCII", param=name) from None
 
 
 def response_headers(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from aiohttp import ClientResponse
 from starlette.types import Receive, Scope, Send
 
 from autellix_backend.gateway.calls.sse import error_event
-from autellix_backend.gateway.engines.connection import EngineResponse
 from autellix_backend.gateway.engines.pool import EnginePool
 from autellix_backend.gateway.engines.upstream import Upstream, request_headers, response_headers
 from autellix_backend.gateway.errors import GatewayError, InvalidRequestError, error_shape
@@ -40,12 +40,11 @@ class PassthroughEndpoint:
         forwarded = request_headers(headers)
         with self._pool.use_any() as handle:
             upstream = handle.upstream
-            tenant = self._tenants.of(scope).name
-            response = await upstream.forward(scope["method"], target, forwarded, body, tenant=tenant)
+            response = await upstream.forward(scope["method"], target, forwarded, body)
             await self._answer(upstream, response, scope["path"], send)
 
-    async def _answer(self, upstream: Upstream, response: EngineResponse, path: str, send: Send) -> None:
-        head = response_headers(response.headers)
+    async def _answer(self, upstream: Upstream, response: ClientResponse, path: str, send: Send) -> None:
+        head = response_headers(response.raw_headers)
         if response.content_type == "text/event-stream":
             await _start(send, response.status, head)
             await self._relay_stream(upstream, response, path, send)
@@ -55,7 +54,7 @@ class PassthroughEndpoint:
         await send({"type": "http.response.body", "body": content})
 
     async def _relay_stream(
-        self, upstream: Upstream, response: EngineResponse, path: str, send: Send
+        self, upstream: Upstream, response: ClientResponse, path: str, send: Send
     ) -> None:
         last = b""
         try:
