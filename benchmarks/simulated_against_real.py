@@ -36,7 +36,8 @@ from typing import Any, ClassVar
 from unittest import mock
 
 from autellix_backend.core.config import SchedulerConfig
-from autellix_backend.core.policies import LIVE_POLICY_NAMES, make_policy
+from autellix_backend.core.names import LIVE_POLICY_NAMES
+from autellix_backend.core.policies import make_policy
 from autellix_backend.gateway.recording.trace import ProgramTrace
 from autellix_lab.bench.backend import BackendProcess
 from autellix_lab.bench.calibrate import choose_bounds

@@ -26,7 +26,7 @@ from typing import IO, Any
 from simulated_against_real import WORKLOADS, part_of, scheduler_of, split_names
 
 from autellix_backend.core.config import SchedulerConfig
-from autellix_backend.core.policies import LIVE_POLICY_NAMES
+from autellix_backend.core.names import LIVE_POLICY_NAMES
 from autellix_backend.gateway.recording.trace import ProgramTrace, program_to_mapping
 from autellix_backend.settings.scheduler import scheduler_to_mapping
 from autellix_lab.bench.metrics import RunSummary, summarise

@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from autellix_backend.core.arrival import Arrival
 from autellix_backend.core.config import SchedulerConfig, bounds_for
 from autellix_backend.core.machine import Machine
-from autellix_backend.core.policies import POLICY_NAMES
+from autellix_backend.core.names import POLICY_NAMES
 
 FLOOD, LONG = "A", "B"
 MEAN_CALL_STEPS = 20

@@ -21,7 +21,7 @@ from autellix_backend.core.arrival import Arrival, Context
 from autellix_backend.core.call import CallRecord, LevelChange
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.machine import Machine
-from autellix_backend.core.policies import POLICY_NAMES
+from autellix_backend.core.names import POLICY_NAMES
 
 quick = settings(max_examples=30)
 

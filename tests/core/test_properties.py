@@ -19,7 +19,7 @@ from autellix_backend.core.batch import form_batch
 from autellix_backend.core.call import Call, CallRecord, ChangeReason, LevelChange
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.machine import Machine
-from autellix_backend.core.policies import POLICY_NAMES
+from autellix_backend.core.names import POLICY_NAMES
 from autellix_backend.core.policies.base import SizePolicy
 from autellix_backend.core.queues.levels import LevelQueue
 from autellix_backend.core.starvation import is_starving

@@ -7,12 +7,13 @@ from typing import ClassVar
 
 import pytest
 
-from autellix_backend.core.admission import ADMISSION_NAMES, Admission, AdmissionInputs, make_admission
+from autellix_backend.core.admission import Admission, AdmissionInputs, make_admission
 from autellix_backend.core.admission.base import NEVER_STEPS
 from autellix_backend.core.arrival import Arrival, Context
 from autellix_backend.core.call import Call
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.machine import Machine
+from autellix_backend.core.names import ADMISSION_NAMES
 from autellix_backend.core.policies.base import Policy, QueueInputs
 from autellix_backend.core.queues.base import Queue
 from autellix_backend.core.queues.programs import ProgramQueue

@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 from autellix_backend.core.arrival import Arrival
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.machine import Machine
-from autellix_backend.core.policies import POLICY_NAMES, make_policy
+from autellix_backend.core.names import POLICY_NAMES
+from autellix_backend.core.policies import make_policy
 
 SLICE_S = 2.0
 LONGEST_S = 12

@@ -6,8 +6,7 @@ import math
 from dataclasses import dataclass
 from itertools import pairwise
 
-from autellix_backend.core.admission import ADMISSION_NAMES
-from autellix_backend.core.policies import POLICY_NAMES, make_policy
+from autellix_backend.core.names import ADMISSION_NAMES, POLICY_NAMES, USUAL_ADMISSION
 
 
 def spread_bounds(first_s: float, levels: int) -> tuple[float, ...]:
@@ -111,7 +110,7 @@ class SchedulerConfig:
     @property
     def admission_rule(self) -> str:
         """The name of the admission rule: "auto" stands for that of the policy."""
-        return make_policy(self.policy).admission if self.admission == "auto" else self.admission
+        return USUAL_ADMISSION.get(self.policy, "none") if self.admission == "auto" else self.admission
 
     @property
     def has_admission(self) -> bool:

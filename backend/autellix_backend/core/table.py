@@ -6,13 +6,20 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import ClassVar, Protocol
 
 from autellix_backend.core.errors import DuplicateCallError, UnknownProgramError
 from autellix_backend.core.statistics import ProgramStatistics
 
-if TYPE_CHECKING:
-    from autellix_backend.core.policies.base import Policy
+
+class ServiceRule(Protocol):
+    """The part of a policy that charges programs."""
+
+    reads_parents: ClassVar[bool]
+
+    def complete(self, program_service_s: float, inherited_s: float, model_time_s: float) -> float:
+        """Return the program's service (s) after a call that inherited and ran for the given times."""
+        ...
 
 
 @dataclass(slots=True, kw_only=True)
@@ -149,7 +156,7 @@ class ProcessTable:
         call_id: str,
         now: float,
         *,
-        policy: Policy,
+        policy: ServiceRule,
         inherited_service_s: float,
         service_s: float,
         wait_s: float,

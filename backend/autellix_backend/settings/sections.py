@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from autellix_backend.core.balance import BALANCER_NAMES, DEFAULT_BALANCER
 from autellix_backend.core.balance.locality import DEFAULT_THRESHOLD_TOKENS
 from autellix_backend.core.config import ADMISSION_KINDS, PREEMPTION_KINDS, SERVICE_KINDS, SchedulerConfig
-from autellix_backend.core.policies import LIVE_POLICY_NAMES
+from autellix_backend.core.names import LIVE_POLICY_NAMES
 from autellix_backend.settings.base import MIN_SECRET_CHARACTERS, SettingsError, default_cache_dir
 from autellix_backend.settings.fields import (
     HTTP_URL,

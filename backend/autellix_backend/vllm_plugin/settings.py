@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import msgspec
 
 from autellix_backend.core.config import SchedulerConfig
-from autellix_backend.core.policies import LIVE_POLICY_NAMES
+from autellix_backend.core.names import LIVE_POLICY_NAMES
 from autellix_backend.settings.scheduler import scheduler_from_mapping
 
 SECTION = "autellix"

@@ -19,7 +19,7 @@ from typing import Any
 from rich.console import Console
 
 from autellix_backend.cli.arguments import above_zero, count
-from autellix_backend.core.policies import LIVE_POLICY_NAMES
+from autellix_backend.core.names import LIVE_POLICY_NAMES
 from autellix_backend.gateway.recording.trace import TraceError
 from autellix_lab.bench.backend import BackendError
 from autellix_lab.bench.calibrate import CalibrationError

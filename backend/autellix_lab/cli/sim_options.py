@@ -11,7 +11,8 @@ from autellix_backend.cli.arguments import count
 from autellix_backend.cli.options import add_setting_options, settings_from_args
 from autellix_backend.core.balance import BALANCER_NAMES, DEFAULT_BALANCER
 from autellix_backend.core.config import SchedulerConfig
-from autellix_backend.core.policies import POLICY_NAMES, make_policy
+from autellix_backend.core.names import POLICY_NAMES
+from autellix_backend.core.policies import make_policy
 from autellix_backend.gateway.recording.trace import ProgramTrace
 from autellix_backend.settings.scheduler import scheduler_to_mapping
 from autellix_lab.cli.arguments import (

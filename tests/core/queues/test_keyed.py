@@ -28,7 +28,8 @@ def names(queue: KeyedQueue) -> str:
 
 
 def filled(policy: Policy, **sizes_s: float) -> tuple[KeyedQueue, list[Call]]:
-    queue, calls = KeyedQueue(policy, 0.1), [make(name) for name in sizes_s]
+    queue = KeyedQueue(policy.size, 0.1, holds_slots=policy.holds_slots, changes_sizes=policy.sizes_programs)
+    calls = [make(name) for name in sizes_s]
     for call, size_s in zip(calls, sizes_s.values(), strict=True):
         call.expected_s = size_s
         queue.insert(call, sized(size_s))

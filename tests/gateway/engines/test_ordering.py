@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from autellix_backend.core.arrival import Arrival, Context
 from autellix_backend.core.config import SchedulerConfig
-from autellix_backend.core.policies import LIVE_POLICY_NAMES
+from autellix_backend.core.names import LIVE_POLICY_NAMES
 from autellix_backend.gateway.engines.ordering import REVIEW_PERIOD_S, ArrivalOrdering, PolicyOrdering
 from autellix_backend.observe.settled_call import Usage
 

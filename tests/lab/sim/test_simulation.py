@@ -14,7 +14,7 @@ from autellix_backend.core.balance.bounded import LocalityBounded
 from autellix_backend.core.call import Call
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.machine import Machine
-from autellix_backend.core.policies import POLICY_NAMES
+from autellix_backend.core.names import POLICY_NAMES
 from autellix_backend.gateway.recording.trace import CallTrace, ProgramTrace
 from autellix_lab.sim.batch import RunningBatch
 from autellix_lab.sim.calls import EngineCall

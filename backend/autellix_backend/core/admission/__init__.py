@@ -8,13 +8,12 @@ from collections.abc import Callable
 from autellix_backend.core.admission.base import Admission, AdmissionInputs
 from autellix_backend.core.admission.working_set import WorkingSetAdmission
 
-__all__ = ["ADMISSION_NAMES", "Admission", "AdmissionInputs", "make_admission"]
+__all__ = ["Admission", "AdmissionInputs", "make_admission"]
 
 _RULES: dict[str, Callable[[AdmissionInputs], Admission]] = {
     "working_set": WorkingSetAdmission,
     "none": lambda _: Admission(),
 }
-ADMISSION_NAMES = tuple(_RULES)
 
 
 def make_admission(inputs: AdmissionInputs) -> Admission:

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from autellix_backend.core.admission.idle import HostLoads
 from autellix_backend.core.admission.memory import EngineMemory
 from autellix_backend.core.arrival import Context
 from autellix_backend.core.call import Call
+from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.statistics import ProgramStatistics, TokenCost
 from autellix_backend.core.table import Program
-
-if TYPE_CHECKING:
-    from autellix_backend.core.config import SchedulerConfig
 
 NEVER_STEPS = 1 << 30
 """Steps to the next review of a rule that acts only when a call arrives or leaves."""

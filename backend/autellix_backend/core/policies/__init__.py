@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from autellix_backend.core.errors import UnknownPolicyError
+from autellix_backend.core.names import POLICY_NAMES
 from autellix_backend.core.policies.atlas import Atlas
 from autellix_backend.core.policies.atlas_dag import AtlasDag
 from autellix_backend.core.policies.base import Policy
@@ -15,13 +16,10 @@ from autellix_backend.core.policies.round_robin import Rotation
 from autellix_backend.core.policies.sjf import Sjf
 from autellix_backend.core.policies.srpt import Srpt
 
-__all__ = ["LIVE_POLICY_NAMES", "POLICY_NAMES", "Policy", "make_policy"]
+__all__ = ["Policy", "make_policy"]
 
 _ALL: tuple[type[Policy], ...] = (Boost, Plas, Atlas, AtlasDag, Hinted, Fcfs, Sjf, Rotation, Mlfq, Srpt)
 _POLICIES: dict[str, type[Policy]] = {policy.name: policy for policy in _ALL}
-POLICY_NAMES = tuple(_POLICIES)
-LIVE_POLICY_NAMES = tuple(policy.name for policy in _ALL if not policy.is_clairvoyant)
-"""The policies that an engine can run."""
 
 
 def make_policy(name: str) -> Policy:

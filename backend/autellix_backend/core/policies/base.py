@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from autellix_backend.core.boost import ProgramBoost
 from autellix_backend.core.call import Call
+from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.queues.base import Queue
 from autellix_backend.core.queues.keyed import KeyedQueue
 from autellix_backend.core.queues.levels import LevelQueue
 from autellix_backend.core.table import Program
-
-if TYPE_CHECKING:
-    from autellix_backend.core.config import SchedulerConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +50,6 @@ class Policy:
     """Whether a waiting call may take the slot of a running one that comes after it."""
     promotes: ClassVar[bool] = True
     """Whether waiting calls are promoted as their wait/service ratio reaches beta."""
-    admission: ClassVar[str] = "none"
-    """The admission rule that "auto" stands for."""
     is_clairvoyant: ClassVar[bool] = False
     """Whether it needs what only a simulator knows."""
 
@@ -93,4 +89,10 @@ class SizePolicy(Policy):
 
     def make_queue(self, inputs: QueueInputs) -> Queue:
         """Return a queue ordered by `size`."""
-        return KeyedQueue(self, inputs.config.first_quantum_s, inputs.numbers)
+        return KeyedQueue(
+            self.size,
+            inputs.config.first_quantum_s,
+            inputs.numbers,
+            holds_slots=self.holds_slots,
+            changes_sizes=self.sizes_programs,
+        )

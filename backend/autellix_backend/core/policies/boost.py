@@ -29,7 +29,6 @@ class Boost(Plas):
     preempts: ClassVar[bool] = False
     promotes: ClassVar[bool] = False
     boosts: ClassVar[bool] = True
-    admission: ClassVar[str] = "working_set"
 
     def make_queue(self, inputs: QueueInputs) -> Queue:
         """Return a queue in the order of the programs' keys."""

@@ -5,16 +5,11 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections import OrderedDict
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
 
 from autellix_backend.core.call import Call, ChangeReason, LevelChange
 from autellix_backend.core.queues.base import Queue
 from autellix_backend.core.table import Program
-
-if TYPE_CHECKING:
-    from autellix_backend.core.policies.base import Policy
-
 
 FRONT, KEYED = 1, 2
 _HELD_BELOW = 1 << 48
@@ -30,10 +25,27 @@ class KeyedQueue(Queue):
     """
 
     def __init__(
-        self, policy: Policy, least_quantum_s: float = 0.0, numbers: Iterator[int] | None = None
+        self,
+        size: Callable[[Call, Program], float],
+        least_quantum_s: float = 0.0,
+        numbers: Iterator[int] | None = None,
+        *,
+        holds_slots: bool = False,
+        changes_sizes: bool = False,
     ) -> None:
+        """Create an empty queue.
+
+        Args:
+            size: Returns the service (s) that a call is still expected to need.
+            least_quantum_s: The least quantum (s) of a call.
+            numbers: The sequence that all queues of one machine share.
+            holds_slots: Whether running calls go before all others.
+            changes_sizes: Whether a call's size changes as it runs.
+        """
         super().__init__(numbers)
-        self._policy = policy
+        self._size = size
+        self._holds_slots = holds_slots
+        self._changes_sizes = changes_sizes
         self._least_quantum_s = least_quantum_s
         self._held: OrderedDict[str, Call] = OrderedDict()
         self._promoted: OrderedDict[str, Call] = OrderedDict()
@@ -64,7 +76,7 @@ class KeyedQueue(Queue):
 
     def on_started(self, call: Call) -> None:
         """Put a running call before all that do not run, where the policy holds slots."""
-        if self._policy.holds_slots and call.call_id not in self._held:
+        if self._holds_slots and call.call_id not in self._held:
             self._to_front(call, self._held, next(self._numbers) - _HELD_BELOW)
 
     def on_quantum_used(self, call: Call, program: Program) -> LevelChange:
@@ -96,9 +108,9 @@ class KeyedQueue(Queue):
 
     def _place(self, call: Call, program: Program) -> None:
         call.level = KEYED
-        call.key = call.size_s = self._policy.size(call, program)
+        call.key = call.size_s = self._size(call, program)
         call.quantum_s = max(self._least_quantum_s, _STEP_SHARE * call.size_s)
-        call.is_quantum_binding = self._policy.sizes_programs
+        call.is_quantum_binding = self._changes_sizes
         insort(self._keyed, (call.key, call.seq, call))
 
     def _to_front(self, call: Call, calls: OrderedDict[str, Call], seq: int) -> None:
