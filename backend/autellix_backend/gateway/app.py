@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from functools import partial
 
 from fastapi import FastAPI
-from starlette.types import ASGIApp
+from starlette.middleware.cors import CORSMiddleware
 
 from autellix_backend.engines.base import Engine
 from autellix_backend.gateway.calls.dialects import DIALECTS
@@ -28,10 +28,10 @@ from autellix_backend.gateway.http import (
 from autellix_backend.gateway.http.authentication import MAX_REQUESTS, Authentication
 from autellix_backend.gateway.http.call_paths import CallPaths
 from autellix_backend.gateway.http.errors import install_error_handlers
-from autellix_backend.gateway.http.mark import Mark
 from autellix_backend.gateway.http.openapi import AsgiRoute, describe_route, head_routes
 from autellix_backend.gateway.http.origin import SameOrigin, is_loopback
 from autellix_backend.gateway.http.passthrough import PassthroughEndpoint
+from autellix_backend.gateway.http.version_header import VersionHeader
 from autellix_backend.gateway.tenancy.tenants import Tenants
 from autellix_backend.gateway.wiring import Components
 from autellix_backend.settings import Settings
@@ -75,18 +75,39 @@ def create_app(
         title="Autellix", openapi_url=None, lifespan=partial(_lifespan, components), redirect_slashes=False
     )
     install_error_handlers(app)
-    has_keys, host = components.tenants.has_keys, settings.gateway.host
+    gateway, has_keys = settings.gateway, components.tenants.has_keys
+    is_local = is_loopback(gateway.host)
     routes = _engine_routes(components)
-    calls = {route.path: route.app for route in routes if isinstance(route.app, CallEndpoint)}
-    # Calls pass our layers, but not the framework's, which apply to its routes only.
-    stack: ASGIApp = CallPaths(calls, app.build_middleware_stack())
+    # The last one that is added is the outermost. Calls pass these, and not the router.
+    app.add_middleware(
+        CallPaths,
+        calls={route.path: route.app for route in routes if isinstance(route.app, CallEndpoint)},
+    )
     if has_keys:
-        stack = Authentication(stack, components.tenants, components.count_refusal, max_requests=max_requests)
-    app.middleware_stack = Mark(SameOrigin(stack, is_local=not has_keys and is_loopback(host)))
+        app.add_middleware(
+            Authentication,
+            tenants=components.tenants,
+            on_refusal=components.count_refusal,
+            max_requests=max_requests,
+        )
+    if gateway.origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=gateway.origins,
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=["*"],
+            # Browsers ask for it where a public site's page calls an address of a private network.
+            allow_private_network=True,
+        )
+    app.add_middleware(
+        SameOrigin, is_local=is_local and not has_keys, hosts=gateway.hosts, origins=gateway.origins
+    )
+    app.add_middleware(VersionHeader)
     app.router.routes.extend(routes)
     for room in ROOMS:
         app.router.routes.extend(room.router.routes)
-    if page.has_page(settings.gateway, has_keys=has_keys, is_loopback=is_loopback(host)):
+    if page.has_page(gateway, has_keys=has_keys, is_loopback=is_local):
         app.router.routes.extend(page.router.routes)
     app.router.routes.extend(head_routes(app))
     app.state.components = components

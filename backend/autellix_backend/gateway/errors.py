@@ -12,6 +12,8 @@ GatewayError
 ├── SessionTakenError         409  the session is another client's
 ├── RequestTimeoutError       408  the request did not arrive in time
 ├── BodyTooLargeError         413  the body exceeds a limit
+├── ContentEncodingError      415  the body is compressed
+├── UpgradeError              426  a call is made with POST, not over a WebSocket
 ├── LimitError                429  a rate limit, quota or budget is reached
 ├── EngineAnswerError         502  the engine's answer is not HTTP, not JSON, or too long
 ├── UnavailableError          503
@@ -19,7 +21,7 @@ GatewayError
 │   ├── OverloadedError            the engine's queue is full
 │   ├── IntakeFullError            too many bytes of bodies arrive at once
 │   ├── TooManySubscribersError    the event feed has its maximum of subscribers
-│   ├── TooManyOpenRequestsError       the tenant has its maximum of open requests
+│   ├── TooManyOpenRequestsError   the tenant has its maximum of open requests
 │   ├── StartingError              the engines are starting
 │   └── ShuttingDownError          the gateway is shutting down
 └── EngineTimeoutError        504  the engine did not answer in time
@@ -214,6 +216,28 @@ class RequestTimeoutError(GatewayError):
 
     def __init__(self, problem: str) -> None:
         super().__init__(f"the request did not arrive in time: {problem}", headers={"connection": "close"})
+
+
+class ContentEncodingError(GatewayError):
+    """The request's body is compressed, which neither the gateway nor the engines read."""
+
+    status = HTTPStatus.UNSUPPORTED_MEDIA_TYPE
+    code = "unsupported_content_encoding"
+
+    def __init__(self, encoding: str) -> None:
+        problem = f"Content-Encoding: is {encoding!r}; expected a body that is not encoded"
+        super().__init__(problem, param="Content-Encoding", headers={"accept-encoding": "identity"})
+
+
+class UpgradeError(GatewayError):
+    """A client asks for a WebSocket where calls are made with POST."""
+
+    status = HTTPStatus.UPGRADE_REQUIRED
+    code = "upgrade_required"
+
+    def __init__(self) -> None:
+        problem = "Upgrade: WebSockets are not offered here; expected POST over HTTP"
+        super().__init__(problem, param="Upgrade", headers={"upgrade": "HTTP/1.1"})
 
 
 class LimitError(GatewayError):

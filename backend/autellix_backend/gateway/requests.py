@@ -10,6 +10,7 @@ from starlette.types import Message, Receive, Scope
 
 from autellix_backend.gateway.errors import (
     BodyTooLargeError,
+    ContentEncodingError,
     GatewayError,
     InvalidRequestError,
     RequestTimeoutError,
@@ -19,6 +20,8 @@ from autellix_backend.gateway.tenancy.intake import LONG_BODY_BYTES, BodyHold
 
 MAX_LENGTH_DIGITS = 18
 """Digits of a Content-Length that are read: the parser refuses longer numbers, so only zeros precede them."""
+_HEADERS = "autellix.headers"
+"""Key of the decoded headers in a request's state."""
 BODY_GRACE_S = 30.0
 MIN_BODY_BYTES_PER_S = 8 * 1024
 """The least rate of a body after the grace period: a slow one holds memory and a connection."""
@@ -31,8 +34,13 @@ class ClientGoneError(Exception):
 
 
 def read_headers(scope: Scope) -> dict[str, str]:
-    """Return a request's headers by their lower-case names."""
-    return {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+    """Return a request's headers by their lower-case names, decoded once for all who read them."""
+    state = scope.setdefault("state", {})
+    headers: dict[str, str] | None = state.get(_HEADERS)
+    if headers is None:
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        state[_HEADERS] = headers
+    return headers
 
 
 async def read_body(
@@ -48,12 +56,16 @@ async def read_body(
         setting: The setting that holds the limit, if any.
 
     Raises:
+        ContentEncodingError: if it is compressed.
         BodyTooLargeError: as soon as it is known to exceed `max_bytes`, or what its tenant may send at all.
         LimitError: as soon as it does with the tenant's other calls.
         IntakeFullError: if the gateway receives too many bytes of bodies at once.
         ClientGoneError: if the client leaves before its end.
         RequestTimeoutError: if it comes too slowly.
     """
+    encoding = headers.get("content-encoding", "").strip().lower()
+    if encoding not in ("", "identity"):
+        raise ContentEncodingError(encoding)
     declared = headers.get("content-length", "")
     if declared.isdecimal():
         declared_bytes = int(declared[-MAX_LENGTH_DIGITS:])

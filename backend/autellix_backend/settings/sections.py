@@ -72,6 +72,11 @@ StoreUrl = Annotated[
 Arguments = Annotated[
     tuple[str, ...], Rule("a list of words", lambda _: True, shown=hidden_arguments, shows_whole=True)
 ]
+HostName = Annotated[str, matches(r"[a-z0-9._:-]+", "a name in lower case, without a port")]
+Origin = Annotated[
+    str,
+    matches(r"[a-z][a-z0-9+.-]*://[^/*\s]+", "an origin as browsers send it, scheme://host[:port]"),
+]
 KeyPrefix = Annotated[str, matches(r"[A-Za-z0-9_.:-]{1,64}", "1 to 64 letters, digits, or any of _.:-")]
 
 
@@ -85,6 +90,12 @@ class GatewaySettings(Section):
     """address to listen on"""
     port: Annotated[int, between(0, MAX_PORT)] = 8000
     """port to listen on, 0 for any free one"""
+    hosts: tuple[HostName, ...] = ()
+    """further names of the gateway, such as `host.docker.internal`. A gateway on loopback without keys, or
+    with such a list, refuses any other `Host` with 403"""
+    origins: tuple[Origin, ...] = ()
+    """origins of other sites and desktop applications whose pages may call the gateway, such as
+    `https://chat.example.com`; pages of any other origin get 403"""
     page: Annotated[str, one_of(PAGE_CHOICES)] = "auto"
     """whether the [live page](../guides/page.md) is at `/autellix/`: `on`, `off`, or `auto`, where only this
     machine reaches it or keys are needed"""

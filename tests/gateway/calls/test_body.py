@@ -17,6 +17,7 @@ from autellix_backend.settings import TenantLimits
 
 BY_PATH = {row.path: row for row in DIALECTS}
 COMPLETIONS = BY_PATH["/v1/completions"]
+CHAT_COMPLETIONS = BY_PATH["/v1/chat/completions"]
 
 
 @pytest.mark.parametrize(
@@ -151,3 +152,16 @@ def test_each_prompt_counts() -> None:
     assert limited("/v1/completions", '{"prompt": ["a", "b"], "n": 5}')["max_tokens"] == 2
     with pytest.raises(InvalidRequestError, match="n: the call asks for 21 answers; expected 20 at most"):
         limited("/v1/completions", '{"n": 21}')
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-32"])
+def test_a_body_is_read_in_each_encoding_that_vllm_reads(encoding: str) -> None:
+    body = parse_body('{"model": "möwe"}'.encode(encoding), CHAT_COMPLETIONS)
+    assert body.model == "möwe"
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", '[1, {"a": NaN}]'])
+def test_numbers_that_only_python_reads_are_passed_on(number: str) -> None:
+    body = parse_body(f'{{"model": "m", "custom": {number}}}'.encode(), CHAT_COMPLETIONS)
+    assert bytes(body.fields["custom"]).decode() == number
+    assert body.model == "m"

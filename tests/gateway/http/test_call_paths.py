@@ -52,7 +52,8 @@ async def ask(app: FastAPI, path: str, method: str = "POST") -> list[Message]:
 
 def app_of(endpoint: Any) -> FastAPI:
     app = FastAPI()
-    app.middleware_stack = Marked(CallPaths({"/call": endpoint}, app.build_middleware_stack()))
+    app.add_middleware(CallPaths, calls={"/call": endpoint})
+    app.add_middleware(Marked)
     return app
 
 

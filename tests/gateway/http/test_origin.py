@@ -5,14 +5,24 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from starlette.applications import Starlette
 
-from autellix_backend.gateway.http.origin import foreign_page, is_loopback
+from autellix_backend.gateway.http.origin import SameOrigin, is_loopback
 
-LOCAL, ANYWHERE = True, False
+BROWSER = {
+    "origin": "https://chat.example",
+    "access-control-request-method": "POST",
+    "access-control-request-headers": "authorization,content-type",
+}
 
 
-def marks(**values: str) -> dict[bytes, str]:
-    return {name.replace("_", "-").encode(): value for name, value in values.items()}
+def foreign_page(sent: dict[str, str], *, is_local: bool, **allowed: tuple[str, ...]) -> str | None:
+    allowed = {"hosts": (), "origins": (), **allowed}
+    return SameOrigin(Starlette(), is_local=is_local, **allowed).foreign_page(sent)
+
+
+def marks(**values: str) -> dict[str, str]:
+    return {name.replace("_", "-"): value for name, value in values.items()}
 
 
 @pytest.mark.parametrize(
@@ -28,8 +38,8 @@ def marks(**values: str) -> dict[bytes, str]:
         marks(host="localhost", sec_fetch_site="none"),
     ],
 )
-def test_clients_and_the_gateways_own_pages_pass(sent: dict[bytes, str]) -> None:
-    assert foreign_page(sent, is_local=LOCAL) is None
+def test_clients_and_the_gateways_own_pages_pass(sent: dict[str, str]) -> None:
+    assert foreign_page(sent, is_local=True) is None
 
 
 @pytest.mark.parametrize(
@@ -45,14 +55,14 @@ def test_clients_and_the_gateways_own_pages_pass(sent: dict[bytes, str]) -> None
         (marks(host="[::1"), "Host"),
     ],
 )
-def test_pages_of_other_sites_are_found(sent: dict[bytes, str], header: str) -> None:
-    assert (foreign_page(sent, is_local=LOCAL) or "").startswith(header)
+def test_pages_of_other_sites_are_found(sent: dict[str, str], header: str) -> None:
+    assert (foreign_page(sent, is_local=True) or "").startswith(header)
 
 
 def test_a_gateway_in_a_cluster_has_any_name() -> None:
     sent = marks(host="autellix.models.svc:8000", origin="http://autellix.models.svc:8000")
-    assert foreign_page(sent, is_local=ANYWHERE) is None
-    assert foreign_page(marks(host="autellix", origin="http://evil"), is_local=ANYWHERE) is not None
+    assert foreign_page(sent, is_local=False) is None
+    assert foreign_page(marks(host="autellix", origin="http://evil"), is_local=False) is not None
 
 
 @pytest.mark.parametrize(
@@ -72,6 +82,37 @@ async def test_a_foreign_page_reaches_nothing(serve: Any, headers: dict[str, str
                 assert response.status == 403
                 assert (await response.json())["error"]["code"] == "foreign_page"
         assert rig.engine.requests == []
+
+
+@pytest.mark.parametrize("is_local", [True, False])
+def test_listed_names_and_origins_pass(is_local: bool) -> None:
+    lists = {"hosts": ("host.docker.internal",), "origins": ("https://chat.example",)}
+    for sent, passes in (
+        (marks(host="host.docker.internal:8000"), True),
+        (marks(host="HOST.docker.internal", origin="http://host.docker.internal"), True),
+        (marks(host="localhost", origin="https://chat.example", sec_fetch_site="cross-site"), True),
+        (marks(host="evil.example"), False),
+        (marks(host="localhost", origin="http://chat.example"), False),
+        (marks(host="evil.example", origin="https://chat.example"), False),
+    ):
+        assert (foreign_page(sent, is_local=is_local, **lists) is None) == passes, sent
+
+
+async def test_a_listed_origins_page_reads_answers_and_errors(serve: Any) -> None:
+    async with serve(origins=("https://chat.example",)) as rig:
+        url = rig.url + "/v1/chat/completions"
+        async with rig.client.options(url, headers=BROWSER) as response:
+            assert response.status == 200
+            assert response.headers["access-control-allow-origin"] == "https://chat.example"
+            assert "authorization" in response.headers["access-control-allow-headers"]
+        for body, status in (({"model": "m", "messages": []}, 200), ([], 400)):
+            async with rig.client.post(
+                url, json=body, headers={"origin": "https://chat.example"}
+            ) as response:
+                assert response.status == status
+                assert response.headers["access-control-allow-origin"] == "https://chat.example"
+        async with rig.client.options(url, headers={**BROWSER, "origin": "https://evil.example"}) as response:
+            assert response.status == 403
 
 
 async def test_control_endpoints_want_json(serve: Any) -> None:

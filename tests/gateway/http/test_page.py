@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.applications import Starlette
 
-from autellix_backend.gateway.http.origin import foreign_page
+from autellix_backend.gateway.http.origin import SameOrigin
 from autellix_backend.gateway.http.page import PAGE_PATH, has_page, is_page_path
 from autellix_backend.gateway.tenancy.tenants import key_line
 from autellix_backend.page.assets import INDEX, assets
@@ -89,23 +90,26 @@ async def test_the_files_need_no_key_and_the_data_do(serve: Any, tmp_path: Path)
                 assert (path, response.status) == (path, expected)
 
 
-def link(**others: str) -> dict[bytes, str]:
+GUARD = SameOrigin(Starlette(), is_local=True, hosts=(), origins=())
+
+
+def link(**others: str) -> dict[str, str]:
     marks = {"host": "localhost:8000", "sec-fetch-site": "cross-site"}
     how = {"sec-fetch-mode": "navigate", "sec-fetch-dest": "document", **others}
-    return {name.replace("_", "-").encode(): value for name, value in {**marks, **how}.items()}
+    return {name.replace("_", "-"): value for name, value in {**marks, **how}.items()}
 
 
 def test_a_link_of_another_site_leads_to_the_page_and_nowhere_else() -> None:
-    assert foreign_page(link(), is_local=True, is_page=True) is None
-    assert foreign_page(link(), is_local=True) is not None
-    assert foreign_page(link(host="evil.example"), is_local=True, is_page=True) is not None
+    assert GUARD.foreign_page(link(), is_page=True) is None
+    assert GUARD.foreign_page(link()) is not None
+    assert GUARD.foreign_page(link(host="evil.example"), is_page=True) is not None
 
 
 @pytest.mark.parametrize(
     "other", [{"sec-fetch-dest": "iframe"}, {"sec-fetch-mode": "no-cors"}, {"origin": "null"}]
 )
 def test_another_site_neither_frames_the_page_nor_loads_its_files(other: dict[str, str]) -> None:
-    assert foreign_page(link(**other), is_local=True, is_page=True) is not None
+    assert GUARD.foreign_page(link(**other), is_page=True) is not None
 
 
 @pytest.mark.parametrize("path", ["/autellix/v1/programs", "/autellix/pagex", "/v1/models", "/metrics", "//"])

@@ -7,23 +7,27 @@ from collections.abc import Mapping
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from autellix_backend.gateway.errors import GatewayError
+from autellix_backend.gateway.errors import GatewayError, UpgradeError
 from autellix_backend.gateway.http.errors import crash_response, error_response
 from autellix_backend.gateway.requests import ClientGoneError
 
 
 class CallPaths:
-    """ASGI app that answers calls and forwards everything else."""
+    """ASGI middleware that answers calls and forwards everything else."""
 
-    def __init__(self, calls: Mapping[str, ASGIApp], others: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, calls: Mapping[str, ASGIApp]) -> None:
+        self._app = app
         self._calls = calls
-        self._others = others
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request; errors have the same form as on the framework's routes."""
         call = self._calls.get(scope["path"]) if scope["type"] == "http" else None
         if call is None or scope["method"] != "POST":
-            await self._others(scope, receive, send)
+            if call is not None and (b"upgrade", b"websocket") in scope["headers"]:
+                # Codex tries a WebSocket first, and goes on at once after this answer only.
+                await error_response(UpgradeError(), scope["path"])(scope, receive, send)
+            else:
+                await self._app(scope, receive, send)
             return
         try:
             await call(scope, receive, send)

@@ -8,7 +8,7 @@ such a request carries a foreign `Host`.
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import lru_cache
 from urllib.parse import urlsplit
 
@@ -17,8 +17,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from autellix_backend.gateway.errors import ForeignPageError
 from autellix_backend.gateway.http.errors import error_response
 from autellix_backend.gateway.http.page import is_page_path
+from autellix_backend.gateway.requests import read_headers
 
-_MARKS = frozenset({b"origin", b"host", b"sec-fetch-site", b"sec-fetch-mode", b"sec-fetch-dest"})
 MAX_HOST_CHARACTERS = 270
 """The longest DNS name, and a port."""
 _OTHER_SITES = ("cross-site", "same-site")
@@ -28,46 +28,56 @@ _OTHER_SITES = ("cross-site", "same-site")
 class SameOrigin:
     """ASGI middleware that refuses requests of other sites' pages."""
 
-    def __init__(self, app: ASGIApp, *, is_local: bool) -> None:
-        """With `is_local`, refuse every `Host` that is not a name or address of this machine.
+    def __init__(
+        self, app: ASGIApp, *, is_local: bool, hosts: Collection[str], origins: Collection[str]
+    ) -> None:
+        """Wrap an app.
 
-        Only a gateway on loopback without keys needs that: browsers do not send keys by themselves, and a
-        gateway in a cluster does not know its own names.
+        Args:
+            app: The app.
+            is_local: Whether to refuse every `Host` that is neither a name of this machine nor in `hosts`.
+                Only a gateway on loopback without keys needs that: browsers do not send keys by themselves,
+                and a gateway in a cluster does not know its own names. A list of hosts asks for it too.
+            hosts: Further names of the gateway, in lower case and without ports.
+            origins: Origins of other sites whose pages may send requests.
         """
         self._app = app
         self._is_local = is_local
+        self._hosts = frozenset(hosts)
+        self._origins = frozenset(origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Forward one request, or answer it with 403."""
         if scope["type"] == "http":
-            marks = {name: value.decode("latin-1") for name, value in scope["headers"] if name in _MARKS}
-            is_page = is_page_path(scope["path"])
-            problem = foreign_page(marks, is_local=self._is_local, is_page=is_page)
+            problem = self.foreign_page(read_headers(scope), is_page=is_page_path(scope["path"]))
             if problem is not None:
                 await error_response(ForeignPageError(problem), scope["path"])(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
+    def foreign_page(self, headers: Mapping[str, str], *, is_page: bool = False) -> str | None:
+        """Return the evidence that a request comes from another site's page; None without any.
 
-def foreign_page(marks: Mapping[bytes, str], *, is_local: bool, is_page: bool = False) -> str | None:
-    """Return the evidence that a request comes from another site's page; None without any.
+        Args:
+            headers: The request's, by their lower-case names.
+            is_page: Whether the path is one of our page, which other sites may link to.
+        """
+        host = headers.get("host", "")
+        if (self._is_local or self._hosts) and host and not self._is_own(host):
+            return f"Host: is {host!r}; expected a loopback address, localhost, or a name in gateway.hosts"
+        origin = headers.get("origin")
+        if origin is not None:
+            if origin in self._origins or _authority(origin) == host.lower():
+                return None
+            return f"Origin: is {origin!r}; expected the gateway's own, {host!r}, or one in gateway.origins"
+        how = (headers.get("sec-fetch-mode"), headers.get("sec-fetch-dest"))
+        is_link = is_page and how == ("navigate", "document")
+        if headers.get("sec-fetch-site") in _OTHER_SITES and not is_link:
+            return "Sec-Fetch-Site: the request comes from another site's page"
+        return None
 
-    Args:
-        marks: The headers Host, Origin and Sec-Fetch-* that the request has.
-        is_local: Whether only names and addresses of this machine are its own.
-        is_page: Whether the path is one of our page, which other sites may link to.
-    """
-    host = marks.get(b"host", "")
-    if is_local and host and not names_this_machine(host):
-        return f"Host: is {host!r}; expected a loopback address or localhost, where the gateway listens"
-    origin = marks.get(b"origin")
-    if origin is not None and _authority(origin) != host.lower():
-        return f"Origin: is {origin!r}; expected the gateway's own, {host!r}"
-    how = (marks.get(b"sec-fetch-mode"), marks.get(b"sec-fetch-dest"))
-    is_link = is_page and how == ("navigate", "document")
-    if origin is None and marks.get(b"sec-fetch-site") in _OTHER_SITES and not is_link:
-        return "Sec-Fetch-Site: the request comes from another site's page"
-    return None
+    def _is_own(self, host: str) -> bool:
+        return names_this_machine(host) or _hostname(host[:MAX_HOST_CHARACTERS]) in self._hosts
 
 
 def is_loopback(host: str) -> bool:
@@ -87,11 +97,16 @@ def names_this_machine(host: str) -> bool:
 
 @lru_cache(256)
 def _names_this_machine(host: str) -> bool:
-    try:
-        name = urlsplit(f"//{host}").hostname
-    except ValueError:
-        return False
+    name = _hostname(host)
     return name is not None and is_loopback(name)
+
+
+def _hostname(host: str) -> str | None:
+    """Return the name in a `Host`, in lower case and without its port; None if it is malformed."""
+    try:
+        return urlsplit(f"//{host}").hostname
+    except ValueError:
+        return None
 
 
 def _authority(origin: str) -> str | None:

@@ -70,12 +70,14 @@ class PassthroughEndpoint:
 def _target(scope: Scope) -> str:
     """Return path and query as the client wrote them: an id may hold an escaped slash.
 
+    A slash at the end is dropped: `/v1/models/` is the list, as at vLLM, which redirects.
+
     Raises:
         InvalidRequestError: if the path climbs; it could leave the endpoint at a server that resolves it.
     """
     if any(part in (".", "..") for part in scope["path"].split("/")):
         raise InvalidRequestError("path: holds a dot segment; expected a plain id", param="path")
-    path: str = scope["raw_path"].decode("latin-1")
+    path: str = scope["raw_path"].decode("latin-1").rstrip("/")
     query = scope["query_string"].decode("latin-1")
     return f"{path}?{query}" if query else path
 

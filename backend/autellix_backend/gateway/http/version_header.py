@@ -11,7 +11,7 @@ from autellix_wire.headers import VERSION
 _HEADER = (VERSION.lower().encode(), importlib.metadata.version("autellix").encode())
 
 
-class Mark:
+class VersionHeader:
     """ASGI middleware that adds the version to each response."""
 
     def __init__(self, app: ASGIApp) -> None:
@@ -23,9 +23,9 @@ class Mark:
             await self._app(scope, receive, send)
             return
 
-        async def send_marked(message: Message) -> None:
+        async def send_with_version(message: Message) -> None:
             if message["type"] == "http.response.start":
                 message["headers"] = [*message.get("headers", ()), _HEADER]
             await send(message)
 
-        await self._app(scope, receive, send_marked)
+        await self._app(scope, receive, send_with_version)
