@@ -66,9 +66,6 @@ MEMORY_ENGINES = {"2": (1.0, 1.0), "4": (1.0, 1.0, 1.0, 1.0), "slow and fast": (
 """Speeds."""
 BASELINE = "round_robin"
 OURS = "locality-bounded"
-WITH_KV_EVENTS = "locality-bounded, KV events"
-"""Ours, with the cached tokens of each engine."""
-CASES = (*BALANCER_NAMES, WITH_KV_EVENTS)
 ENGINE_SETS = {"4 equal": (1.0, 1.0, 1.0, 1.0), "2 slow, 2 fast": (0.6, 0.6, 1.4, 1.4)}
 """Speeds; the sum is the same, so a load is the same rate."""
 COUNTS = {"chat": 300, "tools": 120, "tree": 20, "mixed": 60, "coding": 40}
@@ -104,8 +101,7 @@ def settings(case: str, speeds: Sequence[float], slots: int) -> SimSettings:
         scheduler=SchedulerConfig(preemption="always"),
         engines=len(speeds),
         engine_speeds=tuple(speeds),
-        balancer=OURS if case == WITH_KV_EVENTS else case,
-        kv_events=case == WITH_KV_EVENTS,
+        balancer=case,
     )
 
 
@@ -120,7 +116,7 @@ def trace_table(result: SweepResult) -> list[str]:
     titles = ("load", "balancer", "cached", *METRICS)
     rows = []
     for load in LOADS:
-        for name in CASES:
+        for name in BALANCER_NAMES:
             cells = []
             for metric in METRICS.values():
                 mark = " (!)" if name == OURS and excess(result, load, metric) > TOLERANCE else ""
@@ -143,7 +139,7 @@ def run_traces(arguments: argparse.Namespace) -> None:
             sweep = Sweep(
                 programs=programs,
                 count=count,
-                cases={name: settings(name, speeds, slots) for name in CASES},
+                cases={name: settings(name, speeds, slots) for name in BALANCER_NAMES},
                 loads=LOADS,
                 seeds=range(arguments.seeds),
             )

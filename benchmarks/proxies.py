@@ -65,7 +65,6 @@ class RunningEngine:
     is_owned: bool = False
     kind: EngineKind = EngineKind.VLLM
     report_endpoints: tuple[str, ...] = ()
-    kv_events_endpoint: str | None = None
     kv_tokens: int | None = None
 
     async def start(self) -> None:

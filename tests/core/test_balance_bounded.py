@@ -244,20 +244,3 @@ def test_pins_are_bounded_by_the_live_programs(balancer: LocalityBounded) -> Non
     for program in alive:
         balancer.forget(program)
     assert balancer._pins == {}
-
-
-# KV events.
-
-
-def test_a_program_goes_to_the_engine_with_its_cached_context(balancer: LocalityBounded) -> None:
-    """Also if it has no pin yet, as after a gateway's restart."""
-    there = [replace(IDLE, held_tokens=0), replace(OTHER, held_tokens=CONTEXT)]
-    assert balancer.assign(ArrivingCall("p", CONTEXT), there) == "b"
-    assert pins(balancer) == {"p": "b"}
-
-
-def test_a_pins_value_follows_the_remaining_blocks(balancer: LocalityBounded) -> None:
-    assert balancer.assign(ArrivingCall("p", CONTEXT), [IDLE, OTHER]) == "a"
-    busy = replace(IDLE, running=4)
-    assert balancer.assign(ArrivingCall("p", CONTEXT), [replace(busy, held_tokens=CONTEXT), OTHER]) == "a"
-    assert balancer.assign(ArrivingCall("p", CONTEXT), [replace(busy, held_tokens=0), OTHER]) == "b"

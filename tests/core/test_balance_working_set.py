@@ -304,7 +304,6 @@ def test_where_no_engine_reports_memory_all_choices_are_those_of_the_bounded_loc
                     running=rng.randrange(9),
                     waiting=rng.randrange(20),
                     kv_tokens=50_000,
-                    held_tokens=rng.choice((None, 0, 500)),
                     is_accepting=name == "a" or rng.random() < 0.9,
                 )
                 for name in "abc"

@@ -97,9 +97,7 @@ def _check_engine(settings: Settings) -> None:
     if engine.model is None or settings.ray.address is not None:
         # Ray's machines have their own packages and models.
         return
-    check_arguments(
-        engine.extra_args, offloads_kv=engine.kv_host_gib is not None, publishes_kv=engine.kv_events
-    )
+    check_arguments(engine.extra_args, offloads_kv=engine.kv_host_gib is not None)
     check_engine_installed()
     if generated_model(engine.model) is None:
         check_model(engine.model)

@@ -27,8 +27,6 @@ OPTIONS = {
     "--served-model-name": "engine.served_model_name",
     "--max-num-seqs": "engine.max_num_seqs",
     "--kv-host-gib": "engine.kv_host_gib",
-    "--kv-events": "engine.kv_events",
-    "--kv-events-port": "engine.kv_events_port",
     "--engine-args": "engine.extra_args",
     "--replicas": "engine.replicas",
     "--engine": "engine.urls",
@@ -44,7 +42,7 @@ OPTIONS = {
     "--ray": "ray.address",
 }
 """Dotted field by option."""
-IMPLIED = {"--kv-events": "true", "--ray": ANY_CLUSTER}
+IMPLIED = {"--ray": ANY_CLUSTER}
 """The values of options that are given without one."""
 REPEATED = ("--engine",)
 

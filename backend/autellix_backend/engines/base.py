@@ -109,10 +109,6 @@ class Engine(Protocol):
         """The ZeroMQ addresses at which its ranks may report calls to any gateway; known after start()."""
 
     @property
-    def kv_events_endpoint(self) -> str | None:
-        """The ZeroMQ address of its KV events; None if it publishes none."""
-
-    @property
     def kv_tokens(self) -> int | None:
         """Its KV memory in tokens, if it states that without sending snapshots; known after start()."""
 

@@ -32,7 +32,7 @@ def make_engines(settings: Settings) -> list[Engine]:
     Raises:
         SettingsError: if there is neither a model nor a URL, the machine has too few GPUs or less host memory
             than KV blocks are to have, host memory is set for remote engines only, or Ray is to place engines
-            of no model or with KV events.
+            of no model.
         EngineError: if the demo model cannot be generated.
     """
     engine = settings.engine
@@ -69,7 +69,6 @@ def make_remote(
         url,
         name=name,
         kind=None if kind == AUTO_KIND else EngineKind(kind),
-        kv_events_port=settings.kv_events_port,
         report_port=report_port or _report_port(url),
     )
 
@@ -129,7 +128,5 @@ def _ray_replicas(settings: Settings) -> list[Engine]:
         raise SettingsError(
             "ray.address", "is given without engine.model", "the model of the engines to place"
         )
-    if engine.kv_events:
-        raise SettingsError("engine.kv_events", "is set beside ray.address", "one of the two")
     cluster = RayCluster(settings.ray)
     return [RayReplica(settings, cluster, name=f"replica-{number}") for number in range(engine.replicas)]

@@ -94,8 +94,6 @@ class RayReplica:
     report_endpoints = ()
     """None: its reports come through its actor."""
     kv_tokens = None
-    kv_events_endpoint = None
-    """None: the server may be on another machine."""
 
     def __init__(
         self, settings: Settings, cluster: RayCluster, *, name: str, server: Sequence[str] = VLLM_SERVER

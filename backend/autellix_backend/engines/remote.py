@@ -33,12 +33,10 @@ class RemoteEngine:
         *,
         name: str = "remote-0",
         kind: EngineKind | None = None,
-        kv_events_port: int | None = None,
         report_port: int | None = None,
     ) -> None:
         """Note the address; a `kind` that is None is detected when the server first answers."""
         self._report_port = report_port
-        self._kv_events_port = kv_events_port
         plain, self.authorization = without_credentials(url)
         self.base_url = plain.rstrip("/").removesuffix("/v1")
         """Without the password that the address may have, so that it can be shown."""
@@ -49,11 +47,6 @@ class RemoteEngine:
         self.kv_tokens: int | None = None
         self._ranks = 1
         self._is_started = False
-
-    @property
-    def kv_events_endpoint(self) -> str | None:
-        """Return the server's host with the given port."""
-        return None if self._kv_events_port is None else self._endpoint(self._kv_events_port)
 
     @property
     def report_endpoints(self) -> Sequence[str]:

@@ -32,7 +32,6 @@ from autellix_backend.engines.vllm_command import (
     environment_defaults,
     is_cpu_engine,
     kv_arguments,
-    kv_event_arguments,
     plugin_arguments,
 )
 from autellix_backend.settings import EngineSettings, Settings, SettingsError, child_environment
@@ -106,11 +105,6 @@ class VllmReplica:
         return f"http://{host}:{self._port}"
 
     @property
-    def kv_events_endpoint(self) -> str | None:
-        """A socket beside that of the reports."""
-        return f"ipc://{self.report_socket}.kv" if self._settings.kv_events else None
-
-    @property
     def pid(self) -> int | None:
         """Return the process id of the guard, which is also the group of all the replica's processes."""
         return self._process.pid if self._process else None
@@ -179,16 +173,11 @@ class VllmReplica:
             arguments += ["--max-num-seqs", str(settings.max_num_seqs)]
         arguments += plugin_arguments(self._scheduler, self.report_socket)
         arguments += kv_arguments(settings.kv_host_gib)
-        arguments += kv_event_arguments(self.kv_events_endpoint)
         arguments += device_arguments(self.model, settings.extra_args, self._environment(), is_cpu=is_cpu)
         return [*self._server, *arguments, *settings.extra_args]
 
     async def _check(self) -> None:
-        check_arguments(
-            self._settings.extra_args,
-            offloads_kv=self._settings.kv_host_gib is not None,
-            publishes_kv=self._settings.kv_events,
-        )
+        check_arguments(self._settings.extra_args, offloads_kv=self._settings.kv_host_gib is not None)
         if self._server == VLLM_SERVER:
             check_engine_installed()
             await asyncio.to_thread(check_model, self.model)

@@ -35,8 +35,6 @@ RESERVED_ARGUMENTS = (
 )
 KV_ARGUMENTS = ("--kv-offloading-backend", "--kv-offloading-size", "--kv-transfer-config")
 """Also reserved where we offload KV blocks."""
-KV_EVENTS_ARGUMENT = "--kv-events-config"
-"""Also reserved where the balancer uses KV events."""
 GIB = 1 << 30
 
 
@@ -80,15 +78,13 @@ def check_engine_installed(device_folder: Path = Path("/dev")) -> None:
         raise NoGpuError
 
 
-def check_arguments(
-    extra_args: Sequence[str], *, offloads_kv: bool = False, publishes_kv: bool = False
-) -> None:
+def check_arguments(extra_args: Sequence[str], *, offloads_kv: bool = False) -> None:
     """Check that no argument of the user replaces one of ours.
 
     Raises:
         EngineArgumentError: if one does.
     """
-    reserved = RESERVED_ARGUMENTS + KV_ARGUMENTS * offloads_kv + (KV_EVENTS_ARGUMENT,) * publishes_kv
+    reserved = RESERVED_ARGUMENTS + KV_ARGUMENTS * offloads_kv
     for argument in extra_args:
         if (name := _name(argument)) in reserved:
             raise EngineArgumentError(name, reserved)
@@ -123,14 +119,6 @@ def kv_transfer_config(host_bytes: int) -> dict[str, object]:
             "cpu_bytes_to_use": host_bytes,
         },
     }
-
-
-def kv_event_arguments(endpoint: str | None) -> list[str]:
-    """Return the arguments that make an engine publish its KV events, if it should."""
-    if endpoint is None:
-        return []
-    config = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": endpoint}
-    return [KV_EVENTS_ARGUMENT, json.dumps(config)]
 
 
 def device_arguments(

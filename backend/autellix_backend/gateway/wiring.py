@@ -10,11 +10,9 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from autellix_backend.core.balance import make_balancer
-from autellix_backend.core.balance.cache_map import CacheMap
 from autellix_backend.engines.base import Engine
 from autellix_backend.engines.breaker import Breaker
 from autellix_backend.engines.datagrams import DatagramReceiver
-from autellix_backend.engines.kv_events import KvEventListener
 from autellix_backend.engines.remote import RemoteEngine
 from autellix_backend.engines.report_client import ReportClient
 from autellix_backend.engines.supervisor import EngineChange, EngineState, Supervisor
@@ -227,10 +225,6 @@ class Components:
                 on_change=partial(self._on_link_change, handle),
                 clock=self.clock,
             )
-        if engine.kv_events_endpoint is not None:
-            handle.cache = CacheMap()
-            handle.kv_events = KvEventListener(engine.kv_events_endpoint, handle.cache)
-            metrics.kv_event_blocks.labels(engine.name).set_function(partial(len, handle.cache))
         metrics.set_engine(engine.name, is_up=True)
         metrics.engine_reports.labels(engine.name).set_function(lambda: handle.sends_reports)
         supervisor.subscribe(handle.on_change)

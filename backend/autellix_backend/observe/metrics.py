@@ -303,9 +303,6 @@ class GatewayMetrics:
         self.admission = AdmissionMetrics(make)
         self.offload = OffloadMetrics(make)
         self.queues = QueueMetrics(make)
-        self.kv_event_blocks = make.gauge(
-            "kv_event_blocks", "KV blocks of known programs, by the engine's KV events.", "engine"
-        )
         self.store_fallbacks = make.counter(
             "store_fallbacks", "Operations that the gateway's copy of the process table answered alone."
         )

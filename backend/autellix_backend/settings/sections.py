@@ -145,11 +145,6 @@ class EngineSettings(Section):
     """batch size of the engine in sequences; unset is vLLM's default"""
     kv_host_gib: FiniteFloat | None = None
     """host memory of each replica for [KV blocks](../guides/kv-offload.md), GiB; unset offloads nothing"""
-    kv_events: bool = False
-    """whether replicas publish [the contents of their KV caches](../guides/multi-engine.md#kv-events) to
-    the balancer; not through Ray"""
-    kv_events_port: Annotated[int, between(1, MAX_PORT)] | None = None
-    """port at which the vLLM servers at `urls` publish their KV events; unset does not subscribe"""
     extra_args: Arguments = ()
     """further arguments for the vLLM server, as `--engine-args='--dtype float32'`; a list in the file"""
     replicas: PositiveInt = 1

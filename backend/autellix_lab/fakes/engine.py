@@ -96,7 +96,6 @@ class FakeEngine(FakeApi):
         self.kind = kind
         self.base_url = ""
         """Root of the server; valid after start()."""
-        self.kv_events_endpoint: str | None = None
         self.kv_tokens: int | None = None
         self.report_endpoints = () if report_address is None else (report_address,)
         self._report_secret = report_secret

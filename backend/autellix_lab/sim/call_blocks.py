@@ -167,10 +167,6 @@ class CallBlocks:
             # It resumes with private blocks: the shared ones may be evicted by then.
             call.segment, call.is_swapped = Segment(None, 0), True
 
-    def held_tokens(self, call: EngineCall, base: EngineCall | None) -> int:
-        """Return how many tokens of a call the cache would hold for it, were `base` its base."""
-        return self._cached(call, base)[0] * self._model.block_tokens
-
     def _cached_tokens(self, call: EngineCall, segment: Segment) -> int:
         """Return how many of a waiting call's tokens the engine has in a segment."""
         own = min(segment.blocks, segment.full)

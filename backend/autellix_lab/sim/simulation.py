@@ -52,8 +52,6 @@ class SimSettings:
     """Speed of each engine relative to the model; empty: all run at the model's speed."""
     balancer: str = DEFAULT_BALANCER
     threshold_tokens: int = 2048
-    kv_events: bool = False
-    """Whether the balancer knows the cached tokens of each engine."""
     report_s: float = 0.5
     """Age from which an engine's report on its memory is replaced, as live ones report twice a second."""
     shares_prefixes: bool = True
@@ -301,10 +299,7 @@ class _Simulation:
             expected_s=self._expect(program, trace),
             expected_work=program.work if self._settings.knows_sizes else None,
         )
-        loads = [
-            _load(engine, self._held_tokens(engine, program, call), self._memory(engine, now))
-            for engine in self._engines.values()
-        ]
+        loads = [_load(engine, self._memory(engine, now)) for engine in self._engines.values()]
         prefix = "" if program.prefix is None else program.prefix.key
         engine = self._engines[
             self._balancer.assign(ArrivingCall(program.program_id, trace.prefill_tokens, prefix), loads)
@@ -327,11 +322,6 @@ class _Simulation:
             report = memory_of(engine.machine)
             self._reports[engine.name] = now, report
         return report
-
-    def _held_tokens(self, engine: SimEngine, program: LiveProgram, call: EngineCall) -> int | None:
-        if not self._settings.kv_events:
-            return None
-        return engine.blocks.held_tokens(call, program.base(engine.name, call.trace))
 
     def _expect(self, program: LiveProgram, trace: CallTrace) -> float | None:
         if not self._policy.sizes_programs:
@@ -395,7 +385,7 @@ def _named(log: Callable[[str, Decision], None] | None, name: str) -> Callable[[
     return None if log is None else lambda decision: log(name, decision)
 
 
-def _load(engine: SimEngine, held_tokens: int | None, memory: MemoryReport | None) -> EngineLoad:
+def _load(engine: SimEngine, memory: MemoryReport | None) -> EngineLoad:
     model, running = engine.model, len(engine.batch.calls)
     return EngineLoad(
         name=engine.name,
@@ -405,7 +395,6 @@ def _load(engine: SimEngine, held_tokens: int | None, memory: MemoryReport | Non
         prefill_s_per_token=model.prefill_s,
         decode_s_per_token=model.step_time_s(model.max_num_seqs, 0),
         kv_tokens=math.inf if model.kv_blocks is None else model.kv_blocks * model.block_tokens,
-        held_tokens=held_tokens,
         memory=memory,
     )
 

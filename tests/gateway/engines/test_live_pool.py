@@ -11,7 +11,6 @@ from typing import Any
 import aiohttp
 import pytest
 from tests.serving import listening
-from tests.waiting import PATIENCE_S
 
 from autellix_backend.engines.base import Engine
 from autellix_backend.engines.factory import make_engines
@@ -35,7 +34,6 @@ async def two_replicas(model: Path, folder: Path) -> AsyncIterator[list[Engine]]
         served_model_name=DEMO_MODEL_NAME,
         replicas=2,
         max_num_seqs=4,
-        kv_events=True,
         state_dir=folder,
         extra_args=("--block-size", "32"),
     )
@@ -66,20 +64,7 @@ async def cached_share(engines: Sequence[Engine], balancer: str) -> tuple[float,
                 ran.setdefault(program, set()).add(told["engine"])
                 cached += told["autellix"]["cached_tokens"]
                 read += told["autellix"]["prompt_tokens"]
-        await caches_are_known(client, url)
     return cached / read, ran
-
-
-async def caches_are_known(client: aiohttp.ClientSession, url: str) -> None:
-    """Return once the gateway has heard of blocks in the engines' caches."""
-    async with asyncio.timeout(PATIENCE_S):
-        while True:
-            async with client.get(url + "/metrics") as response:
-                lines = (await response.text()).splitlines()
-            blocks = [line for line in lines if line.startswith("autellix_kv_event_blocks{")]
-            if len(blocks) == 2 and any(float(line.rpartition(" ")[2]) > 0 for line in blocks):
-                return
-            await asyncio.sleep(0.1)
 
 
 async def chat(

@@ -111,7 +111,6 @@ def test_a_prefix_outlives_its_programs_and_is_evicted_last() -> None:
     other = call_of(8)
     assert prefill(cache, other)
     second = call_of(4, prefix=PREFIX)
-    assert cache.held_tokens(second, None) == 3 * BLOCK
     assert prefill(cache, second)
 
     # The last token of a prompt is always computed.
@@ -146,10 +145,14 @@ def test_a_later_call_finds_the_prefix_where_its_base_is_gone() -> None:
     cache = blocks_of()
     first = call_of(6, prefix=PREFIX)
     assert prefill(cache, first)
-    later = call_of(8, base=call_of(6), prefix=PREFIX)
+    beside_it, elsewhere, without = (
+        call_of(8, base=base, prefix=PREFIX) for base in (first, call_of(6), None)
+    )
+    for call in (beside_it, elsewhere, without):
+        assert prefill(cache, call)
 
-    assert cache.held_tokens(later, first) == 6 * BLOCK
-    assert cache.held_tokens(later, None) == cache.held_tokens(later, later.base) == 4 * BLOCK
+    assert beside_it.cached_tokens == 6 * BLOCK
+    assert elsewhere.cached_tokens == without.cached_tokens == 4 * BLOCK
 
 
 @pytest.mark.parametrize("resume", ["recompute", "swap", "host"])
@@ -193,7 +196,9 @@ def test_a_block_that_is_not_full_is_free_at_once() -> None:
 
     assert prefill(cache, call_of(3))
     assert cache.kv.evicted_blocks == 0
-    assert cache.held_tokens(call_of(2, base=first), first) == BLOCK
+    again = call_of(2, base=first)
+    assert prefill(cache, again)
+    assert again.cached_tokens == BLOCK
 
 
 def test_a_preempted_call_keeps_its_blocks_where_others_share_some_of_them() -> None:

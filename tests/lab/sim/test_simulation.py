@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from autellix_backend.core.balance import BALANCER_NAMES, ArrivingCall, EngineLoad
-from autellix_backend.core.balance.bounded import LocalityBounded
+from autellix_backend.core.balance import BALANCER_NAMES
 from autellix_backend.core.call import Call
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.machine import Machine
@@ -60,7 +59,6 @@ def play(
             "engines",
             "engine_speeds",
             "balancer",
-            "kv_events",
             "shares_prefixes",
             "end_delay_s",
             "idle_s",
@@ -122,7 +120,6 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> None:
         {"kv_blocks": None},
         {"engines": 2, "balancer": "locality"},
         {"engines": 3, "engine_speeds": (1.0, 2.0, 3.0), "balancer": "locality-bounded"},
-        {"engines": 3, "balancer": "locality-bounded", "kv_events": True},
     ],
     ids=str,
 )
@@ -436,27 +433,6 @@ def test_bounded_locality_has_more_cache_hits_than_round_robin() -> None:
         assert latency_s[1] < latency_s[0]
 
 
-def test_bounded_locality_can_use_kv_events(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whole blocks of the prefix that a call shares, at the engines that have them still."""
-    told: list[tuple[int, int]] = []
-    assign = LocalityBounded.assign
-
-    def listen(self: LocalityBounded, call: ArrivingCall, loads: Sequence[EngineLoad]) -> str:
-        told.extend((load.held_tokens, call.prompt_tokens) for load in loads if load.held_tokens is not None)
-        return assign(self, call, loads)
-
-    monkeypatch.setattr(LocalityBounded, "assign", listen)
-    arrivals = workload(rate_per_s=5.0)
-    result = play(arrivals, engines=2, balancer="locality-bounded", kv_events=True)[0]
-
-    assert len(told) == 2 * sum(record.calls for record in result.programs)
-    assert all(held <= tokens and held % SMALL.block_tokens == 0 for held, tokens in told)
-    assert 0 < sum(held > 0 for held, _ in told) < len(told)
-    told.clear()
-    play(arrivals, engines=2, balancer="locality-bounded")
-    assert not told
-
-
 def test_programs_are_drawn_as_they_arrive() -> None:
     """Memory grows with live programs only: in sequence, there is one at a time."""
     program = workload()[0][1]
@@ -550,7 +526,6 @@ def test_programs_of_one_class_share_their_system_prefix() -> None:
         ((first, second), {"shares_prefixes": False}, 0),
         ((first, other), {}, 0),
         ((first, second), {"engines": 2, "balancer": "round_robin"}, 0),
-        ((first, second), {"engines": 2, "balancer": "locality-bounded", "kv_events": True}, 80),
     ):
         result, _ = play([(0.0, programs[0]), (9.0, programs[1])], **changes)
         assert [record.cached_tokens for record in result.programs] == [0, cached_tokens]

@@ -32,8 +32,6 @@ class EngineLoad:
     """Time between two tokens of one answer in a full batch."""
     kv_tokens: float = math.inf
     """Tokens that its KV blocks hold, the prefix cache included; infinity if unknown."""
-    held_tokens: int | None = None
-    """Tokens of the call's program in its cache; None if unknown."""
     memory: MemoryReport | None = None
     """What its admission last reported; None where every program may run, or nothing is known yet."""
     is_accepting: bool = True

@@ -11,9 +11,6 @@ engine where it costs least (`cost.py`). Two rules keep programs from hopping:
 A program without a pin loses nothing by going anywhere, and binds all its later calls: for it, waiting counts
 more (NEW_WAIT_WEIGHT), which keeps slots of slow engines from idling while fast ones have queues.
 
-Where an engine reports what its cache holds of the program (KV events), the report replaces the assumptions
-of rules 1 and 2.
-
 An engine's cache counts as full at FULL_SHARE of its blocks, for contexts grow. In a full cache each added
 context evicts several times its length, up to EVICTED_TIMES: the least recently used blocks go first, and
 those are the ones that are needed next.
@@ -116,11 +113,9 @@ class LocalityBounded(Balancer):
 
     def _cost_s(self, load: EngineLoad, call: ArrivingCall, pin: EnginePin | None) -> float:
         prompt_tokens = call.prompt_tokens
-        pinned_tokens, held_tokens = self._pinned_tokens[load.name], load.held_tokens
-        if pin is not None and pin.engine == load.name:
-            pinned_tokens -= pin.context_tokens
-            held_tokens = pin.context_tokens if held_tokens is None else held_tokens
-        prefill_tokens = max(0, prompt_tokens - (held_tokens or 0))
+        held_tokens = pin.context_tokens if pin is not None and pin.engine == load.name else 0
+        pinned_tokens = self._pinned_tokens[load.name] - held_tokens
+        prefill_tokens = max(0, prompt_tokens - held_tokens)
         missing_tokens = pinned_tokens + prompt_tokens - FULL_SHARE * load.kv_tokens
         evicted_tokens = min(EVICTED_TIMES * prompt_tokens, max(0.0, missing_tokens))
         wait_weight = NEW_WAIT_WEIGHT if pin is None else 1.0

@@ -217,15 +217,15 @@ class WorkingSet(LocalityBounded):
 
     def _new_tokens(self, load: EngineLoad, call: ArrivingCall, pin: EnginePin | None) -> int:
         """Return the part of the prompt that should not be in the engine's cache."""
-        held_tokens = load.held_tokens
-        if held_tokens is None and pin is not None and pin.engine == load.name:
-            held_tokens = pin.context_tokens
-        if held_tokens is None and pin is None and load.memory is not None:
+        held_tokens = 0
+        if pin is not None:
+            held_tokens = pin.context_tokens if pin.engine == load.name else 0
+        elif load.memory is not None and call.program_id in load.memory.known:
             # Another gateway sent it there, or this one before it was restarted.
-            held_tokens = call.prompt_tokens if call.program_id in load.memory.known else 0
+            held_tokens = call.prompt_tokens
         if self._prefixes.is_cached(load.name, call.prefix, load.kv_tokens):
-            held_tokens = max(held_tokens or 0, self._prefix_tokens(call))
-        return max(0, call.prompt_tokens - (held_tokens or 0))
+            held_tokens = max(held_tokens, self._prefix_tokens(call))
+        return max(0, call.prompt_tokens - held_tokens)
 
     def _placed(
         self, chosen: EngineLoad, left: EngineLoad | None, call: ArrivingCall, pin: EnginePin | None

@@ -7,13 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from autellix_backend.core.balance import EngineLoad
-from autellix_backend.core.balance.cache_map import CacheMap
 from autellix_backend.core.balance.memory import MemoryReport
 from autellix_backend.core.balance.speed import Speed, SpeedEstimate
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.engines.base import Engine
 from autellix_backend.engines.datagrams import DatagramReceiver
-from autellix_backend.engines.kv_events import KvEventListener
 from autellix_backend.engines.report_client import LinkState, ReportClient
 from autellix_backend.engines.supervisor import EngineChange, EngineState, Supervisor
 from autellix_backend.gateway.engines.ended import EndedPrograms
@@ -102,10 +100,6 @@ class EngineHandle:
     """Receives its reports on this machine."""
     link: ReportClient | None = None
     """Receives its reports over the network."""
-    cache: CacheMap | None = None
-    """The programs' tokens in its KV cache, if it publishes KV events."""
-    kv_events: KvEventListener | None = None
-    """Keeps `cache` up to date."""
     snapshots: LatestSnapshots = field(default_factory=LatestSnapshots)
     open_calls: int = 0
     """This gateway's requests at the engine or queued for it."""
@@ -177,8 +171,6 @@ class EngineHandle:
         """Start receiving its reports and supervising it; must be called in the event loop."""
         if self.receiver is not None:
             self.receiver.open()
-        if self.kv_events is not None:
-            self.kv_events.open()
         self._open_link()
         self.upstream.open()
         self.supervisor.open()
@@ -187,8 +179,6 @@ class EngineHandle:
         """Undo open() and close the connections; the engine itself keeps running."""
         await self.supervisor.close()
         await self.upstream.close()
-        if self.kv_events is not None:
-            await self.kv_events.close()
         if self.link is not None:
             await self.link.close()
         if self.receiver is not None:
@@ -200,9 +190,6 @@ class EngineHandle:
             self._open_link()
             return
         self._forget()
-        if self.cache is not None:
-            # Its cache is gone, or unknown until it publishes again.
-            self.cache.begin(is_complete=False)
 
     def on_link_change(self) -> None:
         """Let an engine with our scheduler order its own calls; order any other's here."""
@@ -272,8 +259,8 @@ class EngineHandle:
             is_breaker_open=not self.queue.is_breaker_closed,
         )
 
-    def load(self, program_id: str, fastest: SpeedEstimate, *, is_accepting: bool) -> EngineLoad:
-        """Return its load at this moment, and the cached tokens of a program.
+    def load(self, fastest: SpeedEstimate, *, is_accepting: bool) -> EngineLoad:
+        """Return its load at this moment.
 
         Our own calls are counted here; what its last snapshot holds beyond them are other gateways' calls.
         The fastest engine's speed stands in for its own while that is stale.
@@ -300,7 +287,6 @@ class EngineHandle:
             prefill_s_per_token=speed.prefill_s_per_token,
             decode_s_per_token=speed.decode_s_per_token,
             kv_tokens=kv_tokens,
-            held_tokens=self.cache.held_tokens(program_id) if self.cache is not None else None,
             memory=self.memory if self.supervisor.is_up else None,
             is_accepting=is_accepting,
         )

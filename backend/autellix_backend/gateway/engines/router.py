@@ -172,7 +172,7 @@ class Router:
             return next(iter(self.pool))
         accepting = {handle for handle in self.pool if handle is not avoided and handle.is_accepting()}
         best = fastest(handle.speed for handle in accepting)
-        loads = [handle.load(call.program_id, best, is_accepting=handle in accepting) for handle in self.pool]
+        loads = [handle.load(best, is_accepting=handle in accepting) for handle in self.pool]
         try:
             chosen = self.pool.get(self._balancer.assign(call, loads))
         except NoEngineError:
