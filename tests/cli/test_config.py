@@ -123,7 +123,6 @@ def test_a_misspelt_setting_names_the_nearest(file: Path, capsys: pytest.Capture
             "[gateway]\nrecord_path = '/nowhere/r.jsonl'",
             "gateway.record_path: cannot write /nowhere/r.jsonl (there is no folder /nowhere)",
         ),
-        ("[observe]\nhistory_file = '/'", "observe.history_file: cannot write / (Is a directory)"),
         ("[gateway]\nhost = 'nowhere.invalid'", "gateway.host: 'nowhere.invalid' is unknown"),
         ("[engine]\nmodel = '/nowhere'\nextra_args = ['--port=1']", "engine.extra_args: --port is set by"),
         ("[engine]\nkv_host_gib = 1", "engine.kv_host_gib: is given without engine.model"),
@@ -150,7 +149,7 @@ def test_all_problems_are_listed_at_once(file: Path, capsys: pytest.CaptureFixtu
 def test_the_check_makes_no_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "autellix.toml"
     path.write_text(
-        f"[gateway]\nrecord_path = '{tmp_path}/r.jsonl'\n[observe]\nhistory_file = '{tmp_path}/h'"
+        f"[gateway]\nrecord_path = '{tmp_path}/r.jsonl'\n[observe]\ncall_log = '{tmp_path}/calls'"
     )
     assert main(["config", "check", str(path)]) == 0
     assert [entry.name for entry in tmp_path.iterdir()] == ["autellix.toml"]

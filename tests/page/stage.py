@@ -61,7 +61,7 @@ class Stage:
 
         async def add() -> None:
             for program in programs:
-                self.components.history.restore(program)
+                self.components.history.keep(program)
 
         self.run(add())
 

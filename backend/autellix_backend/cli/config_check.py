@@ -7,7 +7,6 @@ import os
 import socket
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 
 from autellix_backend.cli.server import resolve
 from autellix_backend.engines.factory import check_host_memory
@@ -35,7 +34,6 @@ def problems_of(settings: Settings) -> Iterator[str]:
         partial(load_tenants, settings),
         partial(resolve, settings.gateway),
         *output_checks(settings),
-        partial(_check_history, settings.observe.history_file),
         partial(_check_store, settings),
         partial(_check_engine, settings),
     )
@@ -78,12 +76,6 @@ def _is_taken(gateway: GatewaySettings) -> bool:
     with contextlib.suppress(OSError), socket.create_connection((gateway.host, gateway.port), timeout=1):
         return True
     return False
-
-
-def _check_history(path: Path | None) -> None:
-    # The gateway creates the folder of this one.
-    if path is not None and path.parent.is_dir():
-        check_writable(path, "observe.history_file")
 
 
 def _check_store(settings: Settings) -> None:

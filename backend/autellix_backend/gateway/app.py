@@ -134,10 +134,6 @@ async def _lifespan(components: Components, _app: FastAPI) -> AsyncIterator[None
         if components.call_log is not None:
             components.call_log.open()
             stack.push_async_callback(asyncio.to_thread, components.call_log.close, CLOSE_TIMEOUT_S)
-        if components.history_file is not None:
-            for program in await asyncio.to_thread(components.history_file.load):
-                components.history.restore(program)
-            stack.push_async_callback(asyncio.to_thread, components.history_file.close)
         await components.store.open()
         stack.push_async_callback(components.store.close)
         for end in await components.store.recent_ends():

@@ -30,7 +30,6 @@ from autellix_backend.gateway.engines.upstream import Upstream
 from autellix_backend.gateway.explain.event_feed import EventFeed
 from autellix_backend.gateway.history.critical_path import spent
 from autellix_backend.gateway.history.ended_program import EndedProgram
-from autellix_backend.gateway.history.file import HistoryFile
 from autellix_backend.gateway.history.history import ProgramHistory
 from autellix_backend.gateway.http.fairness import AnswerTurns
 from autellix_backend.gateway.http.sessions import SESSION_TTL_S
@@ -113,7 +112,6 @@ class Components:
         self.classes = ProgramClasses()
         observe = settings.observe
         self.history = ProgramHistory(observe.history_programs, clock=clock)
-        self.history_file = self._make_history_file()
         readers_of_usage = (self.recorder, self.limiter, self.tracer, self.genai_metrics)
         self.registry = CallRegistry(
             self.store,
@@ -161,19 +159,11 @@ class Components:
             history.subscribe(self._observe_program)
             if self.tracer is not None:
                 registry.subscribe(on_begun=partial(_begin_trace, self.tracer))
-        if self.history_file is not None:
-            self.history.subscribe(self.history_file.put)
         registry.subscribe(on_begun=self.feed.on_call_begun, on_settled=self.feed.on_call_settled)
         registry.subscribe(on_settled=self.router.on_call_settled)
         for part in (self.feed, self.router, self.pool):
             self.store.subscribe(partial(_by_id, part.on_program_ended))
         self.store.subscribe(self.classes.on_program_ended)
-
-    def _make_history_file(self) -> HistoryFile | None:
-        observe = self.settings.observe
-        if observe.history_file is None or not observe.history_programs:
-            return None
-        return HistoryFile(observe.history_file, observe.history_programs, self.metrics.registry)
 
     def _make_limiter(self) -> Limiter | None:
         if not self.tenants.has_keys and self.settings.limits == TenantLimits():

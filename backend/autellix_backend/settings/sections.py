@@ -278,8 +278,6 @@ class ObserveSettings(Section):
     history_programs: NonNegativeInt = 1000
     """ended programs that `ps --all`, `why` and the API still know, with their calls, for a day; 0 keeps
     none"""
-    history_file: Path | None = None
-    """SQLite file that keeps them over a restart; unset keeps them in memory only"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import sqlite3
-from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from prometheus_client import CollectorRegistry
 from tests.gateway.open_calls import open_call
 
 from autellix_backend.gateway.calls.open_call import OpenCall
 from autellix_backend.gateway.history import history as history_module
-from autellix_backend.gateway.history.ended_program import EndedCall, EndedProgram
-from autellix_backend.gateway.history.file import HistoryFile
 from autellix_backend.gateway.history.history import ProgramHistory
 from autellix_backend.gateway.tenancy.tenants import Tenant
 from autellix_backend.observe.settled_call import Outcome
 from autellix_backend.reports.receipt import Receipt
-from autellix_backend.settings import SettingsError
 
 
 class Rig:
@@ -147,53 +141,3 @@ def test_a_program_with_too_many_calls_is_kept_in_part(monkeypatch: pytest.Monke
     kept = rig.history.find("p")
     assert kept is not None
     assert (len(kept.calls), kept.left_out) == (3, 2)
-
-
-def ended(program_id: str) -> EndedProgram:
-    call = EndedCall(call_id="c", thread_id="0", engine="e", outcome="ok", start_s=0.0, finish_s=1.0)
-    return EndedProgram(program_id=program_id, began_at_s=1.0, ended_at_s=2.0, calls=(call,))
-
-
-def test_the_file_keeps_the_last_programs_over_a_restart(tmp_path: Path) -> None:
-    path, registry = tmp_path / "history.db", CollectorRegistry()
-    file = HistoryFile(path, 3, registry)
-    for number in range(5):
-        file.put(ended(f"p{number}"))
-    file.close()
-    with sqlite3.connect(path) as database:
-        database.execute("INSERT INTO programs (ended_at_s, record) VALUES (3, x'7b7d')")
-    again = HistoryFile(path, 3, CollectorRegistry())
-    found = again.load()
-    again.close()
-
-    assert found == [ended("p2"), ended("p3"), ended("p4")]
-    assert registry.get_sample_value("autellix_history_programs_total", {"result": "written"}) == 5
-    rig = Rig()
-    for program in found:
-        rig.history.restore(replace_end(program, rig))
-    assert rig.shown() == ["p2", "p3", "p4"]
-
-
-def replace_end(program: EndedProgram, rig: Rig) -> EndedProgram:
-    return EndedProgram(
-        program_id=program.program_id, began_at_s=1e9, ended_at_s=1e9 + rig.now, calls=program.calls
-    )
-
-
-def test_a_file_that_is_no_database_is_refused_at_the_start(tmp_path: Path) -> None:
-    path = tmp_path / "history.db"
-    path.write_text(
-        "this is no database, and long enough to be taken for one if only its size counted\n" * 20
-    )
-    with pytest.raises(SettingsError, match=r"observe\.history_file: .*expected a SQLite file"):
-        HistoryFile(path, 3, CollectorRegistry())
-
-
-def test_a_disk_that_fails_is_counted_and_harms_nothing(tmp_path: Path) -> None:
-    path, registry = tmp_path / "history.db", CollectorRegistry()
-    file = HistoryFile(path, 3, registry)
-    with sqlite3.connect(path) as database:
-        database.execute("DROP TABLE programs")
-    file.put(ended("p"))
-    file.close()
-    assert registry.get_sample_value("autellix_history_programs_total", {"result": "failed"}) == 1

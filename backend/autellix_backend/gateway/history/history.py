@@ -73,9 +73,16 @@ class ProgramHistory:
         """Publish each program that ended; `on_ended` must not raise or block."""
         self._on_ended.append(on_ended)
 
-    def restore(self, program: EndedProgram) -> None:
-        """Add a program that ended before the gateway started."""
-        self._keep(program)
+    def keep(self, program: EndedProgram) -> None:
+        """Add an ended program, and drop what is beyond the bounds."""
+        programs = self._ended.setdefault(program.tenant, OrderedDict())
+        if program.program_id in programs:
+            self._drop(program.tenant, program.program_id)
+            programs = self._ended.setdefault(program.tenant, OrderedDict())
+        programs[program.program_id] = program
+        self._count += 1
+        self._count_bytes(program.tenant, program.size_bytes)
+        self._expire()
         self._trim()
 
     def find(self, program_id: str) -> EndedProgram | None:
@@ -145,20 +152,9 @@ class ProgramHistory:
             calls=tuple(sorted(live.calls, key=lambda call: call.start_s)),
             left_out=live.left_out,
         )
-        self._keep(program)
-        self._expire()
-        self._trim()
+        self.keep(program)
         for on_ended in self._on_ended:
             on_ended(program)
-
-    def _keep(self, program: EndedProgram) -> None:
-        programs = self._ended.setdefault(program.tenant, OrderedDict())
-        if program.program_id in programs:
-            self._drop(program.tenant, program.program_id)
-            programs = self._ended.setdefault(program.tenant, OrderedDict())
-        programs[program.program_id] = program
-        self._count += 1
-        self._count_bytes(program.tenant, program.size_bytes)
 
     def _drop(self, tenant: str, program_id: str) -> None:
         programs = self._ended[tenant]
