@@ -160,6 +160,11 @@ def test_a_body_is_read_in_each_encoding_that_vllm_reads(encoding: str) -> None:
     assert body.model == "möwe"
 
 
+def test_a_field_whose_name_cannot_be_sent_is_refused() -> None:
+    with pytest.raises(InvalidRequestError):
+        parse_body(b'{"\\ud800": 1}', CHAT_COMPLETIONS)
+
+
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", '[1, {"a": NaN}]'])
 def test_numbers_that_only_python_reads_are_passed_on(number: str) -> None:
     body = parse_body(f'{{"model": "m", "custom": {number}}}'.encode(), CHAT_COMPLETIONS)

@@ -98,6 +98,8 @@ def _split_as_vllm(data: bytes) -> dict[str, msgspec.Raw] | None:
         fields = json.loads(data)
         if not isinstance(fields, dict):
             return None
+        # Half a surrogate pair in a name, which Python also reads, could not be sent on.
+        json.dumps([*fields], ensure_ascii=False).encode()
         return {name: msgspec.Raw(json.dumps(value).encode()) for name, value in fields.items()}
     except JSON_ERRORS:
         return None
