@@ -1,19 +1,18 @@
-"""Ids and JSON bodies of control endpoints: how they are read, checked and described."""
+"""Ids and JSON bodies of control endpoints: how they are read and checked."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, TypeVar
+from collections.abc import Callable, Coroutine
+from typing import Annotated, Any
 
-from fastapi import Depends
-from fastapi.exceptions import RequestValidationError
-from pydantic import AfterValidator, TypeAdapter, ValidationError, WithJsonSchema
+from fastapi.routing import APIRoute
+from pydantic import AfterValidator, WithJsonSchema
 from starlette.requests import Request
+from starlette.responses import Response
 
 from autellix_backend.gateway.errors import InvalidRequestError
 from autellix_backend.gateway.requests import read_body, read_headers
 from autellix_wire.ids import MAX_ID_BYTES, InvalidIdError, check_id
-
-Body = TypeVar("Body")
 
 ID_SCHEMA: dict[str, Any] = {
     "type": "string",
@@ -38,28 +37,40 @@ Id = Annotated[str, AfterValidator(_checked), WithJsonSchema(ID_SCHEMA)]
 """An id by the rules of the wire, without surrounding blanks."""
 
 
-def json_body(model: type[Body]) -> Any:
-    """Return a dependency that reads the JSON body of a control endpoint."""
-    adapter = TypeAdapter(model)
+class BoundedRequest(Request):
+    """A request whose body is bounded, and counts among those that its tenant sends."""
 
-    async def read(request: Request) -> Body:
-        content_type = request.headers.get("content-type", JSON_TYPE).partition(";")[0].strip().lower()
-        if content_type != JSON_TYPE:
-            problem = f"Content-Type: is {content_type!r}; expected {JSON_TYPE}"
-            raise InvalidRequestError(problem, param="Content-Type")
-        components = request.app.state.components
-        max_bytes = min(MAX_CONTROL_BYTES, components.settings.gateway.max_body_bytes)
-        with components.intake.hold(components.tenants.of(request.scope)) as hold:
-            data = await read_body(read_headers(request.scope), request.receive, hold, max_bytes)
-        try:
-            return adapter.validate_json(data)
-        except ValidationError as error:
-            raise RequestValidationError(error.errors()) from error
+    _content: bytes | None = None
 
-    return Depends(read)
+    async def body(self) -> bytes:
+        """Return the body; raises as `read_body` does."""
+        if self._content is None:
+            components = self.app.state.components
+            max_bytes = min(MAX_CONTROL_BYTES, components.settings.gateway.max_body_bytes)
+            with components.intake.hold(components.tenants.of(self.scope)) as hold:
+                self._content = await read_body(read_headers(self.scope), self.receive, hold, max_bytes)
+        return self._content
 
 
-def describe_body(model: type[Any]) -> dict[str, Any]:
-    """Return the description of a body that `json_body` reads, for a route's `openapi_extra`."""
-    schema = TypeAdapter(model).json_schema()
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+class BodyRoute(APIRoute):
+    """A route with a JSON body: FastAPI's own would read one of any size."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Return a handler that reads the body before FastAPI does."""
+        handle = super().get_route_handler()
+
+        async def handle_bounded(request: Request) -> Response:
+            bounded = BoundedRequest(request.scope, request.receive)
+            if self.body_field is not None:
+                _check_type(request.headers.get("content-type", JSON_TYPE))
+                await bounded.body()
+            return await handle(bounded)
+
+        return handle_bounded
+
+
+def _check_type(content_type: str) -> None:
+    """Raise an InvalidRequestError unless a body is JSON."""
+    if content_type.partition(";")[0].strip().lower() != JSON_TYPE:
+        problem = f"Content-Type: is {content_type!r}; expected {JSON_TYPE}"
+        raise InvalidRequestError(problem, param="Content-Type")

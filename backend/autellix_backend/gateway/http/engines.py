@@ -14,7 +14,7 @@ from autellix_backend.engines.report_client import ReportClient
 from autellix_backend.gateway.engines.handle import EngineHandle
 from autellix_backend.gateway.errors import ConflictError, InvalidRequestError
 from autellix_backend.gateway.explain.overview import engine_view
-from autellix_backend.gateway.http.bodies import Id, describe_body, json_body
+from autellix_backend.gateway.http.bodies import BodyRoute, Id
 from autellix_backend.gateway.http.components import Pool, SettingsTree, admin_only, operator_only
 from autellix_backend.gateway.http.refusals import refusals
 from autellix_backend.reports.snapshot import AdmissionSnapshot, EngineSnapshot
@@ -104,7 +104,12 @@ class EngineTable:
     engines: list[EngineRow]
 
 
-router = APIRouter(tags=["operators"], responses=refusals(401, 403, 500))
+router = APIRouter(
+    tags=["operators"],
+    responses=refusals(401, 403, 500),
+    route_class=BodyRoute,
+    strict_content_type=False,
+)
 
 
 @router.get(ENGINES_PATH, dependencies=[admin_only("the list of engines")])
@@ -118,11 +123,8 @@ async def list_engines(pool: Pool) -> EngineTable:
     status_code=201,
     dependencies=[operator_only("adding engines")],
     responses=refusals(400, 409, 413),
-    openapi_extra=describe_body(NewEngine),
 )
-async def add_engine(
-    engine: Annotated[NewEngine, json_body(NewEngine)], pool: Pool, settings: SettingsTree
-) -> EngineRow:
+async def add_engine(engine: NewEngine, pool: Pool, settings: SettingsTree) -> EngineRow:
     """Add a running engine to the pool."""
     if len(pool) >= MAX_ENGINES:
         raise ConflictError(f"the pool already has {MAX_ENGINES} engines, the maximum")

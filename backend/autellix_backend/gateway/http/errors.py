@@ -67,7 +67,7 @@ async def _on_crash(request: Request, error: Exception) -> Response:
 
 def _invalid_request(problem: dict[str, Any]) -> InvalidRequestError:
     """Return pydantic's first problem as an error that names the field and what was expected."""
-    if not problem["loc"]:
+    if problem["loc"] == ("body",) or problem["type"] == "json_invalid":
         return InvalidRequestError(f"the body is not the expected JSON object: {problem['msg']}")
     name, message = str(problem["loc"][-1]), problem["msg"].removeprefix("Value error, ")
     if problem["type"] == "missing":

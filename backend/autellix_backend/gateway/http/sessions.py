@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from autellix_backend.gateway.errors import NotFoundError, SessionTakenError
-from autellix_backend.gateway.http.bodies import Id, describe_body, json_body
+from autellix_backend.gateway.http.bodies import BodyRoute, Id
 from autellix_backend.gateway.http.components import (
     Clock,
     Closing,
@@ -52,7 +52,12 @@ class StartAnswer(SessionStarted):
     server: str = SERVER
 
 
-router = APIRouter(tags=["sessions"], responses=refusals(400, 401, 500))
+router = APIRouter(
+    tags=["sessions"],
+    responses=refusals(400, 401, 500),
+    route_class=BodyRoute,
+    strict_content_type=False,
+)
 
 
 @router.post(
@@ -60,10 +65,9 @@ router = APIRouter(tags=["sessions"], responses=refusals(400, 401, 500))
     status_code=201,
     responses={200: {"model": StartAnswer}, **refusals(409, 413, 429)},
     response_model_exclude_none=True,
-    openapi_extra=describe_body(StartBody),
 )
 async def start_session(
-    start: Annotated[StartBody, json_body(StartBody)],
+    start: StartBody,
     viewer: Viewer,
     store: Store,
     clock: Clock,
