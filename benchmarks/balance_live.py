@@ -33,7 +33,6 @@ from autellix_backend.core.balance import BALANCER_NAMES
 from autellix_backend.engines.base import Engine
 from autellix_backend.engines.factory import make_engines
 from autellix_backend.gateway.app import create_app
-from autellix_backend.gateway.recording.trace import ProgramTrace
 from autellix_backend.settings import BalancerSettings, EngineSettings, GatewaySettings, Settings
 from autellix_lab.bench.compare import Target, calibrate
 from autellix_lab.bench.metrics import RunSummary, summarise
@@ -42,6 +41,7 @@ from autellix_lab.demo.model import DEMO_MODEL_NAME
 from autellix_lab.workload.arrivals import poisson_arrivals
 from autellix_lab.workload.fit import fit_program
 from autellix_lab.workload.generate import generate_programs
+from autellix_lab.workload.trace import ProgramTrace
 
 BLOCK_TOKENS = 32
 RUN_TIMEOUT_S = 1800.0

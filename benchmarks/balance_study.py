@@ -21,7 +21,6 @@ from typing import Any
 
 from autellix_backend.core.balance import BALANCER_NAMES
 from autellix_backend.core.config import SchedulerConfig
-from autellix_backend.gateway.recording.trace import ProgramTrace
 from autellix_lab.sim.experiment import (
     COMPARED,
     Sweep,
@@ -43,6 +42,7 @@ from autellix_lab.sim.recorded import (
 )
 from autellix_lab.sim.simulation import SimSettings
 from autellix_lab.sim.table import format_interval, load_at
+from autellix_lab.workload.trace import ProgramTrace
 
 PRESET = PRESETS["llama3.1-8b-a100"]
 SLOTS = 16

@@ -34,11 +34,11 @@ os.environ.update(
 
 from stepped_engine import MAX_CONTEXT_TOKENS, WORDS, SteppedEngine, engine_of
 
-from autellix_backend.gateway.recording.trace import ProgramTrace
 from autellix_lab.demo.model import build_demo_model, demo_model_directory
 from autellix_lab.workload.fit import fit_program
 from autellix_lab.workload.generate import generate_programs
 from autellix_lab.workload.prefixes import system_prefix
+from autellix_lab.workload.trace import ProgramTrace
 from autellix_wire import engine_args
 
 CASES = {"fcfs": ("fcfs", False), "fcfs, host": ("fcfs", True), "default": ("boost", False)}

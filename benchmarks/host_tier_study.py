@@ -19,12 +19,12 @@ from dataclasses import replace
 from typing import Any
 
 from autellix_backend.core.config import SchedulerConfig
-from autellix_backend.gateway.recording.trace import ProgramTrace
 from autellix_lab.sim.experiment import COMPARED, Sweep, SweepResult, run_sweep
 from autellix_lab.sim.markdown import markdown_table
 from autellix_lab.sim.presets import PRESETS
 from autellix_lab.sim.recorded import FEW_SLOTS, Chapter, study_parser, study_workloads
 from autellix_lab.sim.simulation import SimSettings
+from autellix_lab.workload.trace import ProgramTrace
 
 PRESET = PRESETS["llama3.1-8b-a100"]
 SLOTS = 16

@@ -18,7 +18,6 @@ from dataclasses import replace
 from typing import Any
 
 from autellix_backend.core.config import SchedulerConfig
-from autellix_backend.gateway.recording.trace import ProgramTrace
 from autellix_lab.sim.experiment import Sweep, SweepResult, run_sweep, summarise_runs
 from autellix_lab.sim.markdown import markdown_table
 from autellix_lab.sim.presets import PRESETS
@@ -34,6 +33,7 @@ from autellix_lab.sim.simulation import SimSettings
 from autellix_lab.sim.table import format_interval
 from autellix_lab.workload.fit import NO_GAPS, GapRule
 from autellix_lab.workload.statistics import Interval
+from autellix_lab.workload.trace import ProgramTrace
 
 PRESET = PRESETS["llama3.1-8b-a100"]
 SLOTS = 16

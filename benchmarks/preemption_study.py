@@ -13,13 +13,13 @@ from dataclasses import replace
 from typing import Any
 
 from autellix_backend.core.config import SchedulerConfig
-from autellix_backend.gateway.recording.trace import ProgramTrace
 from autellix_lab.sim.experiment import Sweep, SweepResult, run_sweep, summarise_runs
 from autellix_lab.sim.markdown import markdown_table
 from autellix_lab.sim.presets import PRESETS
 from autellix_lab.sim.recorded import Chapter, study_parser, study_workloads
 from autellix_lab.sim.simulation import SimSettings
 from autellix_lab.sim.table import format_interval
+from autellix_lab.workload.trace import ProgramTrace
 
 PRESET = PRESETS["llama3.1-8b-a100"]
 SLOTS = 16

@@ -38,7 +38,6 @@ from unittest import mock
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.names import LIVE_POLICY_NAMES
 from autellix_backend.core.policies import make_policy
-from autellix_backend.gateway.recording.trace import ProgramTrace
 from autellix_lab.bench.backend import BackendProcess
 from autellix_lab.bench.calibrate import choose_bounds
 from autellix_lab.bench.compare import Target, calibrate
@@ -52,6 +51,7 @@ from autellix_lab.sim.calibrate import FitError, fit_model
 from autellix_lab.sim.engine import Decision, SimEngine
 from autellix_lab.sim.model import EngineModel
 from autellix_lab.workload.arrivals import poisson_arrivals
+from autellix_lab.workload.trace import ProgramTrace
 
 TOKEN_BUDGET = 2048
 WORKLOADS = ("chat", "mixed", "tools")

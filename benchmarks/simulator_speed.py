@@ -20,10 +20,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from autellix_backend.core.config import SchedulerConfig
-from autellix_backend.gateway.recording.trace import ProgramTrace
 from autellix_lab.sim.presets import PRESETS
 from autellix_lab.sim.simulation import SimSettings, simulate
 from autellix_lab.workload.generate import generate_programs
+from autellix_lab.workload.trace import ProgramTrace
 
 PRESET = PRESETS["llama3.1-8b-a100"]
 PROGRAMS_PER_BATCH = 30

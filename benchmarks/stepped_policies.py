@@ -27,7 +27,6 @@ from simulated_against_real import WORKLOADS, part_of, scheduler_of, split_names
 
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.names import LIVE_POLICY_NAMES
-from autellix_backend.gateway.recording.trace import ProgramTrace, program_to_mapping
 from autellix_backend.settings.scheduler import scheduler_to_mapping
 from autellix_lab.bench.metrics import RunSummary, summarise
 from autellix_lab.bench.results import CallResult
@@ -35,6 +34,7 @@ from autellix_lab.demo.parts import BLOCK_TOKENS
 from autellix_lab.sim.model import EngineModel
 from autellix_lab.sim.simulation import SimSettings, simulate
 from autellix_lab.workload.arrivals import poisson_arrivals
+from autellix_lab.workload.trace import ProgramTrace, program_to_mapping
 
 WORKER = Path(__file__).parents[1] / "tests" / "vllm_plugin" / "scripted_engine.py"
 ENGINE = EngineModel(

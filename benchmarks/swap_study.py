@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from autellix_backend.core.config import SchedulerConfig
-from autellix_backend.gateway.recording.trace import ProgramTrace
 from autellix_lab.sim.experiment import Sweep, SweepResult, run_sweep, summarise_runs
 from autellix_lab.sim.markdown import markdown_table
 from autellix_lab.sim.model import EngineModel
@@ -26,6 +25,7 @@ from autellix_lab.sim.recorded import FITS, Chapter, fit_note, study_parser, stu
 from autellix_lab.sim.simulation import SimSettings
 from autellix_lab.sim.table import format_interval
 from autellix_lab.workload.fit import RECORDED_GAPS, Fit
+from autellix_lab.workload.trace import ProgramTrace
 
 PRESET = PRESETS["llama3.1-8b-a100"]
 SLOTS = 64

@@ -120,8 +120,8 @@ def test_a_misspelt_setting_names_the_nearest(file: Path, capsys: pytest.Capture
     [
         ("[gateway]\ntenants_file = '/nowhere/t.toml'", "gateway.tenants_file: cannot read /nowhere/t.toml"),
         (
-            "[gateway]\nrecord_path = '/nowhere/r.jsonl'",
-            "gateway.record_path: cannot write /nowhere/r.jsonl (there is no folder /nowhere)",
+            "[observe]\ncall_log = '/nowhere/r.jsonl'",
+            "observe.call_log: cannot write /nowhere/r.jsonl (there is no folder /nowhere)",
         ),
         ("[gateway]\nhost = 'nowhere.invalid'", "gateway.host: 'nowhere.invalid' is unknown"),
         ("[engine]\nmodel = '/nowhere'\nextra_args = ['--port=1']", "engine.extra_args: --port is set by"),
@@ -140,7 +140,7 @@ def test_the_check_finds_what_serve_would_refuse(
 
 def test_all_problems_are_listed_at_once(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file.write_text(
-        "[gateway]\nhost = 'nowhere.invalid'\nrecord_path = '/nowhere/r.jsonl'\n[observe]\ncall_log = '/'"
+        "[gateway]\nhost = 'nowhere.invalid'\ntenants_file = '/nowhere/t'\n[observe]\ncall_log = '/'"
     )
     assert main(["config", "check", str(file)]) == 2
     assert capsys.readouterr().out.count("problem: ") == 3
@@ -148,9 +148,7 @@ def test_all_problems_are_listed_at_once(file: Path, capsys: pytest.CaptureFixtu
 
 def test_the_check_makes_no_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "autellix.toml"
-    path.write_text(
-        f"[gateway]\nrecord_path = '{tmp_path}/r.jsonl'\n[observe]\ncall_log = '{tmp_path}/calls'"
-    )
+    path.write_text(f"[observe]\ncall_log = '{tmp_path}/calls'")
     assert main(["config", "check", str(path)]) == 0
     assert [entry.name for entry in tmp_path.iterdir()] == ["autellix.toml"]
     assert "note: no model and no engine is named" in capsys.readouterr().out

@@ -404,13 +404,13 @@ def test_an_unreachable_remote_engine_is_an_error(tmp_path: Path, monkeypatch: p
     assert "engine.must_answer = false" in str(error.value)
 
 
-def test_a_recording_that_cannot_be_written_shows_before_the_engine_starts(
+def test_a_call_log_that_cannot_be_written_shows_before_the_engine_starts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "absent" / "trace.jsonl"
-    arguments = ["serve", "--port", "0", "--engine", "http://127.0.0.1:1", "--record", str(path)]
+    arguments = ["serve", "--port", "0", "--engine", "http://127.0.0.1:1", "--call-log", str(path)]
     assert main(arguments) == 2
-    assert f"gateway.record_path: cannot write {path}" in capsys.readouterr().err
+    assert f"observe.call_log: cannot write {path}" in capsys.readouterr().err
 
 
 def test_sighup_reloads_the_tenants(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,6 @@ A recording holds no text, so the two DAGs are compared by shape: two calls are 
 from __future__ import annotations
 
 import importlib.util
-import json
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -21,8 +20,9 @@ from tests.waiting import PATIENCE_S
 import autellix
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.gateway.app import create_app
-from autellix_backend.settings import GatewaySettings, Settings
+from autellix_backend.settings import GatewaySettings, ObserveSettings, Settings
 from autellix_lab.demo.model import DEMO_MODEL_NAME
+from autellix_lab.workload.loaders import load as load_traces
 
 pytestmark = [
     pytest.mark.vllm,
@@ -62,9 +62,10 @@ def test_shapes_tell_dags_apart() -> None:
 
 @pytest.fixture
 def recording(live_engine: Any, tmp_path: Path) -> Iterator[tuple[str, Path]]:
-    path = tmp_path / "recorded.jsonl"
+    path = tmp_path / "calls.jsonl"
     settings = Settings(
-        gateway=GatewaySettings(record_path=path, report_wait_s=5.0, strict_identity=True),
+        gateway=GatewaySettings(report_wait_s=5.0, strict_identity=True),
+        observe=ObserveSettings(call_log=path),
         scheduler=SchedulerConfig(policy="atlas"),
     )
     with serving_thread(create_app(settings, live_engine)) as url:
@@ -84,19 +85,15 @@ def test_the_recorded_dag_is_the_programs(program: Path, recording: tuple[str, P
     finally:
         autellix.uninstrument()
         autellix.configure()
-    recorded = wait_for_programs(path, 1)
-    assert len(recorded) == 1, recorded
-    dag = {call["id"]: tuple(call["parents"]) for call in recorded[0]["calls"]}
+    wait_for_calls(path, len(module.EXPECTED))
+    [recorded] = load_traces(path)
+    dag = {call.id: call.parents for call in recorded.calls}
     assert shapes(dag) == shapes(module.EXPECTED)
 
 
-def wait_for_programs(path: Path, count: int) -> list[dict[str, Any]]:
-    """Return what was recorded; the end of a program reaches the backend in the background."""
-
+def wait_for_calls(path: Path, count: int) -> None:
+    """Return when so many calls are logged; a thread of the gateway writes them."""
     deadline = time.monotonic() + PATIENCE_S
-    while True:
-        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-        if len(lines) >= count:
-            return [json.loads(line) for line in lines]
-        assert time.monotonic() < deadline, "no program was recorded"
+    while not path.exists() or len(path.read_text(encoding="utf-8").splitlines()) < count:
+        assert time.monotonic() < deadline, "calls are missing"
         time.sleep(0.05)

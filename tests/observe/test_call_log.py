@@ -14,7 +14,7 @@ def test_a_line_has_identity_time_and_duration() -> None:
     line = json.loads(line_of(settled_call(wait_s=0.25000000001)))
 
     assert list(line)[:4] == ["time", "event", "call_id", "program_id"]
-    assert (line["time"], line["event"]) == ("2023-11-14T22:13:20.500+00:00", "call")
+    assert (line["time"], line["event"]) == ("2023-11-14T22:13:20.500000+00:00", "call")
     assert (line["parents"], line["tools"]) == (["a", "b"], [{"name": "search", "duration_s": 0.5}])
     assert (line["wait_s"], line["service_s"], line["level"]) == (0.25, 1.5, 2)
     assert line["trace_id"] == "0af7651916cd43dd8448eb211c80319c"

@@ -9,7 +9,6 @@ import pytest
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.metrics import MetricWrapperBase
 
-from autellix_backend.gateway.recording.recorder import ProgramRecorder
 from autellix_backend.observe.call_log import make_call_log
 from autellix_backend.observe.metrics import GatewayMetrics
 
@@ -42,7 +41,6 @@ def registered(registry: CollectorRegistry) -> dict[str, Row]:
 def registry(tmp_path: Path) -> CollectorRegistry:
     """Every metric that a gateway can have."""
     metrics = GatewayMetrics()
-    ProgramRecorder(tmp_path / "programs.jsonl", metrics.registry, origin_s=0.0)
     make_call_log(tmp_path / "calls.jsonl", metrics.registry)
     return metrics.registry
 

@@ -10,7 +10,7 @@ from tests.page.browser import BrowserThread, picture
 from tests.page.traces import recorded_trace
 
 from autellix_backend.cli.main import main
-from autellix_backend.gateway.recording.trace import CallTrace, ProgramTrace
+from autellix_lab.workload.trace import CallTrace, ProgramTrace
 from autellix_lab.workload.trace_files import write_traces
 
 if TYPE_CHECKING:

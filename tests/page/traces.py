@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from autellix_backend.gateway.recording.trace import CallTrace, ProgramTrace
+from autellix_lab.workload.trace import CallTrace, ProgramTrace
 
 
 def recorded_trace(programs: int, seed: int = 7) -> list[ProgramTrace]:

@@ -43,11 +43,11 @@ from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.estimate import Hint, SizeEstimator
 from autellix_backend.core.policies import make_policy
 from autellix_backend.core.table import ProcessTable
-from autellix_backend.gateway.recording.trace import CallTrace, ProgramTrace
 from autellix_backend.settings.scheduler import scheduler_from_mapping
 from autellix_backend.vllm_plugin.program_scheduler import AsyncProgramScheduler, SyncProgramScheduler
 from autellix_lab.sim.model import EngineModel
 from autellix_lab.workload.prefixes import system_prefix
+from autellix_lab.workload.trace import CallTrace, ProgramTrace
 from autellix_lab.workload.trace_files import program_from_mapping
 
 VOCABULARY = 1 << 20

@@ -28,7 +28,6 @@ import pytest
 from tests.waiting import PATIENCE_S
 
 from autellix_backend.core.config import SchedulerConfig
-from autellix_backend.gateway.recording.trace import ProgramTrace, program_to_mapping
 from autellix_backend.settings.scheduler import scheduler_to_mapping
 from autellix_lab.sim.engine import Decision
 from autellix_lab.sim.model import EngineModel
@@ -36,6 +35,7 @@ from autellix_lab.sim.simulation import SimSettings, simulate
 from autellix_lab.workload.arrivals import poisson_arrivals
 from autellix_lab.workload.fit import fit_program
 from autellix_lab.workload.generate import generate_programs
+from autellix_lab.workload.trace import ProgramTrace, program_to_mapping
 
 # The first test pays for vLLM's imports, on a machine that may be busy.
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]

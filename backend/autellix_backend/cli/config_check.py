@@ -47,7 +47,6 @@ def problems_of(settings: Settings) -> Iterator[str]:
 def output_checks(settings: Settings) -> tuple[Callable[[], None], ...]:
     """Return the checks of what the gateway writes and sends, each with a SettingsError for its problem."""
     return (
-        partial(check_writable, settings.gateway.record_path, "gateway.record_path"),
         partial(check_writable, settings.observe.call_log, "observe.call_log"),
         partial(otlp.check_installed, settings.observe.otlp_endpoint, os.environ),
     )

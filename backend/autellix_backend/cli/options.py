@@ -22,7 +22,6 @@ PREFIX = "setting:"
 OPTIONS = {
     "--host": "gateway.host",
     "--port": "gateway.port",
-    "--record": "gateway.record_path",
     "--tenants": "gateway.tenants_file",
     "--served-model-name": "engine.served_model_name",
     "--max-num-seqs": "engine.max_num_seqs",

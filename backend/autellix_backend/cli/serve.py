@@ -66,7 +66,7 @@ async def serve(settings: Settings, *, opens_page: bool = False) -> int:
         opens_page: Whether to open the live page in a browser.
 
     Raises:
-        SettingsError: if the address cannot be bound, the recording or the log of calls cannot be written,
+        SettingsError: if the address cannot be bound, the log of calls cannot be written,
             the tenants' file is malformed, the extra for traces is not installed, or no engine is described.
         EngineError: if an engine cannot be started.
     """

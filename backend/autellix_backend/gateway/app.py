@@ -67,7 +67,7 @@ def create_app(
         max_requests: Open requests that the server takes at most; a tenant may have half of them.
 
     Raises:
-        SettingsError: if the recording or the call log cannot be written, the tenants file is malformed, or
+        SettingsError: if the call log cannot be written, the tenants file is malformed, or
             the extra for traces or for Redis is not installed.
     """
     components = Components(settings, engines, store=store, tenants=tenants, clock=clock)
@@ -124,9 +124,6 @@ def create_app(
 async def _lifespan(components: Components, _app: FastAPI) -> AsyncIterator[None]:
     async with contextlib.AsyncExitStack() as stack:
         # Last at the end, when every call is settled.
-        if components.recorder is not None:
-            components.recorder.open()
-            stack.push_async_callback(components.recorder.close)
         if components.tracer is not None:
             stack.push_async_callback(asyncio.to_thread, components.tracer.close)
         if components.genai_metrics is not None:

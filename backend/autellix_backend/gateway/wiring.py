@@ -36,7 +36,6 @@ from autellix_backend.gateway.http.sessions import SESSION_TTL_S
 from autellix_backend.gateway.identity.identity import IdentityResolver
 from autellix_backend.gateway.identity.running_sessions import RunningSessions
 from autellix_backend.gateway.identity.session_tokens import SessionTokens
-from autellix_backend.gateway.recording.recorder import ProgramRecorder
 from autellix_backend.gateway.tenancy.file import load_tenants
 from autellix_backend.gateway.tenancy.intake import Intake
 from autellix_backend.gateway.tenancy.limiter import Limiter
@@ -87,8 +86,6 @@ class Components:
             settings, session_ttl_s=SESSION_TTL_S, clock=clock, on_fallback=metrics.store_fallbacks.inc
         )
         metrics.follow_store(self.store.failure)
-        path = gateway.record_path
-        self.recorder = None if path is None else ProgramRecorder(path, metrics.registry, origin_s=clock())
         self._count_engine_refusal = partial(self.count_refusal, "")
         self.limiter = self._make_limiter()
         self.intake = self._make_intake()
@@ -112,7 +109,7 @@ class Components:
         self.classes = ProgramClasses()
         observe = settings.observe
         self.history = ProgramHistory(observe.history_programs, clock=clock)
-        readers_of_usage = (self.recorder, self.limiter, self.tracer, self.genai_metrics)
+        readers_of_usage = (self.call_log, self.limiter, self.tracer, self.genai_metrics)
         self.registry = CallRegistry(
             self.store,
             settings.scheduler,
@@ -149,9 +146,6 @@ class Components:
         if self.limiter is not None:
             registry.subscribe(on_settled=self.limiter.on_call_settled)
             self.store.subscribe(partial(_by_id, self.limiter.on_program_ended))
-        if self.recorder is not None:
-            registry.subscribe(on_begun=self.recorder.on_call_begun, on_settled=self.recorder.on_call_settled)
-            self.store.subscribe(partial(_by_id, self.recorder.on_program_ended))
         if self.settings.observe.history_programs:
             history = self.history
             registry.subscribe(on_begun=history.on_call_begun, on_settled=history.on_call_settled)

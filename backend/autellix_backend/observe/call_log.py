@@ -34,10 +34,10 @@ def make_call_log(path: Path, registry: CollectorRegistry) -> LineWriter[Settled
 
 def line_of(call: SettledCall) -> str:
     """Return a call as one line of JSON, its time first."""
-    start, receipt, usage = call.start, call.receipt, call.engine_usage
+    start, receipt, usage = call.start, call.receipt, call.answer_usage
     ended_at = datetime.datetime.fromtimestamp(call.ended_at_s, datetime.UTC)
     line = {
-        "time": ended_at.isoformat(timespec="milliseconds"),
+        "time": ended_at.isoformat(timespec="microseconds"),
         "event": "call",
         "call_id": start.call_id,
         "program_id": receipt.program_id,

@@ -55,7 +55,6 @@ Secret = Annotated[
     ),
 ]
 ApiKey = Annotated[str, matches(r"[ -~]+", "printable ASCII characters", shown=lambda _: HIDDEN)]
-TracePath = Annotated[Path, Rule("a name that does not end in .gz", lambda path: path.suffix != ".gz")]
 # The other headers are the connection's, the body's and the key's.
 OwnHeader = Annotated[str, matches(r"[Xx]-[A-Za-z0-9-]+", "the name of a header that begins with X-")]
 RayAddress = Annotated[
@@ -122,8 +121,6 @@ class GatewaySettings(Section):
     `engine.state_dir`. Never shown"""
     subagents: Annotated[str, one_of(SUBAGENT_KINDS)] = "thread"
     """whether a sub-agent that its client names is a `thread` of its root program or its own `program`"""
-    record_path: TracePath | None = None
-    """trace file to which each ended program is appended: counts and timings, never text"""
     tenants_file: Path | None = None
     """[TOML file of tenants](../guides/self-hosting.md) with their API keys, weights and limits; unset
     turns authentication off"""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from autellix_backend.gateway.recording.trace import ProgramTrace
 from autellix_lab.workload.arrivals import ARRIVAL_KINDS, recorded_arrivals
+from autellix_lab.workload.trace import ProgramTrace
 
 RECORDED = "recorded"
 REPLAY_ARRIVALS = (*ARRIVAL_KINDS, RECORDED)

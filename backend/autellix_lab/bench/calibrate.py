@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autellix_backend.core.config import bounds_for
-from autellix_backend.gateway.recording.trace import ProgramTrace
 from autellix_lab.bench.results import CallResult
+from autellix_lab.workload.trace import ProgramTrace
 
 PROGRAMS_PER_SLOT = 2
 WARM_UP_SHARE = 0.2

@@ -23,9 +23,9 @@ from openai import AsyncOpenAI
 from openai.types import CompletionUsage
 from openai.types.chat import ChatCompletion
 
-from autellix_backend.gateway.recording.trace import CallTrace, ProgramTrace
 from autellix_lab.bench.prompts import WORDS, PromptBook, PromptLength
 from autellix_lab.bench.results import CallResult
+from autellix_lab.workload.trace import CallTrace, ProgramTrace
 from autellix_lab.workload.trace_files import program_from_mapping
 
 PROBE_WORDS = (16, 272)

@@ -6,13 +6,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from autellix_backend.gateway.recording.trace import ProgramTrace
 from autellix_lab.bench.calibrate import Calibration, CalibrationError, measure, sample
 from autellix_lab.bench.metrics import outcomes, summarise
 from autellix_lab.bench.replay import ReplayJob, replay
 from autellix_lab.bench.report import LoadComparison, Run
 from autellix_lab.bench.results import CallResult
 from autellix_lab.workload.arrivals import all_at_once, poisson_arrivals
+from autellix_lab.workload.trace import ProgramTrace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

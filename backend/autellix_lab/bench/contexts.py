@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
-from autellix_backend.gateway.recording.trace import ProgramTrace
 from autellix_lab.bench.results import CallResult
 from autellix_lab.workload.prefixes import SystemPrefix, system_prefix
+from autellix_lab.workload.trace import ProgramTrace
 
 _Span = tuple[float, float]
 

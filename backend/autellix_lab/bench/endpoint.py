@@ -5,14 +5,11 @@ from __future__ import annotations
 import json
 import urllib.error
 import urllib.request
-from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from autellix_lab.bench.replay import ReplayError
 
 TIMEOUT_S = 10.0
-LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
 
 
 def root_url(url: str) -> str:
@@ -33,23 +30,6 @@ def first_model(url: str) -> str:
     except (ValueError, LookupError, TypeError):
         problem = "lists no model"
     raise ReplayError(f"{url} {problem}; expected an OpenAI-compatible server, or --model NAME")
-
-
-def records_into(url: str, trace: Path) -> bool:
-    """Return whether a gateway on this machine records into a trace; False where that is unknown.
-
-    A relative path is of the gateway's folder, which is not known here: the end of the path is compared.
-    """
-    if urlsplit(url).hostname not in LOCAL_HOSTS:
-        return False
-    try:
-        path = _get(f"{url}/autellix/v1/config")["gateway"]["record_path"]
-    except (OSError, ValueError, LookupError, TypeError):
-        return False
-    if not isinstance(path, str):
-        return False
-    parts = Path(path).parts
-    return trace.resolve().parts[-len(parts) :] == parts
 
 
 def batch_size(url: str) -> int:

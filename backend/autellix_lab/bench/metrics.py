@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from autellix_backend.gateway.recording.trace import ProgramTrace
 from autellix_lab.bench.contexts import mean_context_tokens
 from autellix_lab.bench.results import CallResult
 from autellix_lab.workload.describe import longest_chain
 from autellix_lab.workload.statistics import statistics_of
+from autellix_lab.workload.trace import ProgramTrace
 
 STATISTICS = ("mean", "p50", "p95", "p99")
 

@@ -12,11 +12,11 @@ import datetime
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from autellix_backend.gateway.recording.trace import CallTrace, ProgramTrace
 from autellix_lab.bench.replay import ReplayJob, replay
 from autellix_lab.bench.results import CallResult
 from autellix_lab.sim.calibrate import FitError, MeasuredCall, PreemptedCall
 from autellix_lab.workload.arrivals import all_at_once
+from autellix_lab.workload.trace import CallTrace, ProgramTrace
 
 SHORT_PROMPT_TOKENS = 16
 SHORT_ANSWER_TOKENS = 4

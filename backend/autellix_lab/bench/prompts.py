@@ -8,8 +8,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from autellix_backend.gateway.recording.trace import CallTrace, ProgramTrace
 from autellix_lab.workload.prefixes import system_prefix
+from autellix_lab.workload.trace import CallTrace, ProgramTrace
 
 # Short common words that are one token each to the demo model, and to most others.
 _TEXT = """

@@ -15,8 +15,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autellix_backend.gateway.recording.trace import ProgramTrace, program_to_mapping
 from autellix_lab.bench.results import CallResult
+from autellix_lab.workload.trace import ProgramTrace, program_to_mapping
 
 CLIENT_MODULE = "autellix_lab.bench.client"
 CLIENT_CODE = f"import autellix, runpy; runpy.run_module({CLIENT_MODULE!r}, run_name='__main__')"

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autellix_backend.gateway.recording.trace import ProgramTrace
 from autellix_lab.bench.metrics import ProgramOutcome, metrics_of, outcomes
 from autellix_lab.bench.results import CallResult
+from autellix_lab.workload.trace import ProgramTrace
 
 KIND = "autellix-replay"
 VERSION = 2

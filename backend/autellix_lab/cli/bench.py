@@ -14,9 +14,8 @@ from typing import Any
 from rich.console import Console
 
 from autellix_backend.cli.arguments import above_zero, count
-from autellix_backend.gateway.recording.trace import ProgramTrace, TraceError
 from autellix_lab.bench.arrivals import RECORDED, REPLAY_ARRIVALS, rescaled_arrivals, with_unique_ids
-from autellix_lab.bench.endpoint import first_model, records_into, root_url
+from autellix_lab.bench.endpoint import first_model, root_url
 from autellix_lab.bench.replay import ReplayError, ReplayJob, replay
 from autellix_lab.bench.result_file import (
     ReplayResult,
@@ -30,6 +29,7 @@ from autellix_lab.cli.arguments import InputError, add_fit_options, fit_of
 from autellix_lab.cli.console import lab_extra, make_console, progress_bars
 from autellix_lab.workload.arrivals import draw_arrivals
 from autellix_lab.workload.fit import apply_fit
+from autellix_lab.workload.trace import ProgramTrace, TraceError
 from autellix_lab.workload.trace_files import read_programs
 
 LONGEST_RUN_S = 7 * 86400.0
@@ -86,11 +86,6 @@ def _replay(args: argparse.Namespace) -> int:
     programs = load_programs(args)
     arrivals_s = plan_arrivals(args, programs)
     url = root_url(args.url)
-    if records_into(url, args.trace):
-        raise InputError(
-            f"{url} records into {args.trace}, and would append the replayed programs to it; expected a "
-            "server that does not, or that records into another file"
-        )
     model = args.model or first_model(url)
     if args.out is not None:
         # A long run whose result cannot be written would be lost.

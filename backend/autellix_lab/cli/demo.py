@@ -20,7 +20,6 @@ from rich.console import Console
 
 from autellix_backend.cli.arguments import above_zero, count
 from autellix_backend.core.names import LIVE_POLICY_NAMES
-from autellix_backend.gateway.recording.trace import TraceError
 from autellix_lab.bench.backend import BackendError
 from autellix_lab.bench.calibrate import CalibrationError
 from autellix_lab.bench.replay import ReplayError
@@ -33,6 +32,7 @@ from autellix_lab.demo.picture import Panel, write_picture
 from autellix_lab.demo.race.race import Race
 from autellix_lab.demo.race.server import served
 from autellix_lab.workload.generate import WORKLOADS
+from autellix_lab.workload.trace import TraceError
 
 POLICIES = ("fcfs", "boost")
 QUICK_PROGRAMS, QUICK_TOOL_PROGRAMS = 9, 24

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from autellix_backend.cli.arguments import above_zero
-from autellix_backend.gateway.recording.trace import ProgramTrace, TraceError
 from autellix_backend.page.single_file import report_html
 from autellix_lab.bench.arrivals import rescaled_arrivals, with_unique_ids
 from autellix_lab.bench.result_file import ResultFileError, read_result
@@ -25,6 +24,7 @@ from autellix_lab.report.document import recorded_run, replayed_run, report_docu
 from autellix_lab.sim.experiment import drain_rate_per_s
 from autellix_lab.sim.simulation import SimSettings, simulate
 from autellix_lab.workload.arrivals import draw_arrivals
+from autellix_lab.workload.trace import ProgramTrace, TraceError
 from autellix_lab.workload.trace_files import read_programs
 
 RESULT_SUFFIX = ".json"

@@ -10,12 +10,12 @@ from typing import Any
 
 from rich.table import Table
 
-from autellix_backend.gateway.recording.trace import TraceError
 from autellix_lab.cli.arguments import InputError
 from autellix_lab.cli.console import make_console, number_table
 from autellix_lab.sim.model import EngineModel
 from autellix_lab.sim.presets import PRESETS, ModelError
 from autellix_lab.workload.tokens import TokenizerError
+from autellix_lab.workload.trace import TraceError
 
 ACTIONS = {
     "run": ("autellix_lab.cli.sim_run", "simulate one workload under one policy"),

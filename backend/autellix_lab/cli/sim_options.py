@@ -13,7 +13,6 @@ from autellix_backend.core.balance import BALANCER_NAMES, DEFAULT_BALANCER
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.names import POLICY_NAMES
 from autellix_backend.core.policies import make_policy
-from autellix_backend.gateway.recording.trace import ProgramTrace
 from autellix_backend.settings.scheduler import scheduler_to_mapping
 from autellix_lab.cli.arguments import (
     InputError,
@@ -33,6 +32,7 @@ from autellix_lab.sim.simulation import SimSettings
 from autellix_lab.workload.fit import apply_fit, describe_fit
 from autellix_lab.workload.generate import WORKLOADS, generate_programs
 from autellix_lab.workload.loaders import load
+from autellix_lab.workload.trace import ProgramTrace
 from autellix_lab.workload.trace_files import not_empty
 
 DEFAULT_MODEL = "llama3.1-8b-a100"

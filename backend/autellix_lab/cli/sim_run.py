@@ -12,7 +12,6 @@ from rich.console import Console
 from rich.table import Table
 
 from autellix_backend.cli.arguments import above_zero
-from autellix_backend.gateway.recording.trace import ProgramTrace
 from autellix_lab.cli.arguments import InputError
 from autellix_lab.cli.console import make_console, number_table
 from autellix_lab.cli.sim_options import (
@@ -31,6 +30,7 @@ from autellix_lab.cli.sim_options import (
 from autellix_lab.sim.experiment import Metrics, drain_rate_per_s, draw_bursts, measure, pick
 from autellix_lab.sim.results import SimResult
 from autellix_lab.sim.simulation import SimSettings, simulate_bursts
+from autellix_lab.workload.trace import ProgramTrace
 
 DEFAULT_RHO = 1.0
 ROWS = {

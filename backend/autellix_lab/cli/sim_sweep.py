@@ -12,7 +12,6 @@ from pathlib import Path
 from rich.table import Table
 
 from autellix_backend.cli.arguments import above_zero, count
-from autellix_backend.gateway.recording.trace import ProgramTrace
 from autellix_lab.cli.arguments import InputError, numbers
 from autellix_lab.cli.console import lab_extra, make_console, number_table, progress_bars
 from autellix_lab.cli.sim_options import (
@@ -43,6 +42,7 @@ from autellix_lab.sim.table import (
     ratio_rows,
     sweep_report,
 )
+from autellix_lab.workload.trace import ProgramTrace
 
 POLICIES = ("fcfs", "mlfq", "plas", "atlas", "hinted", "srpt")
 LOADS = (0.5, 0.8, 1.0, 1.2, 1.5)

@@ -12,11 +12,11 @@ from urllib.parse import quote
 
 from autellix_backend.cli.arguments import count
 from autellix_backend.cli.remote import RemoteGateway, add_remote_options
-from autellix_backend.gateway.recording.trace import TraceError
 from autellix_lab.bench.arrivals import with_unique_ids
 from autellix_lab.cli.arguments import InputError
 from autellix_lab.report.perfetto import perfetto_trace
 from autellix_lab.report.recorded import show_programs
+from autellix_lab.workload.trace import TraceError
 from autellix_lab.workload.trace_files import read_traces
 
 MAX_HISTORY = 1000

@@ -10,12 +10,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from autellix_backend.cli.arguments import count
-from autellix_backend.gateway.recording.trace import ProgramTrace, TraceError
 from autellix_lab.cli.arguments import add_load_options, add_tree_scale, load_options
 from autellix_lab.workload.describe import PAPER_ROWS, PaperRow, Statistics, describe
 from autellix_lab.workload.generate import WORKLOADS, generate_programs
 from autellix_lab.workload.loaders import load
 from autellix_lab.workload.tokens import TokenizerError
+from autellix_lab.workload.trace import ProgramTrace, TraceError
 from autellix_lab.workload.trace_files import not_empty, write_traces
 
 DESCRIBED_PROGRAMS = 3000

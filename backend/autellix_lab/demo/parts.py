@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from autellix_backend.gateway.recording.trace import ProgramTrace
 from autellix_lab.bench.compare import Load
 from autellix_lab.bench.report import Goals
 from autellix_lab.workload.fit import GapRule, fit_program
 from autellix_lab.workload.generate import generate_programs
 from autellix_lab.workload.prefixes import system_prefix
+from autellix_lab.workload.trace import ProgramTrace
 from autellix_lab.workload.trace_files import read_programs
 
 MAX_CONTEXT_TOKENS = 2048

@@ -6,10 +6,10 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from autellix_backend.gateway.recording.trace import ProgramTrace
 from autellix_lab.bench.result_file import ReplayResult
 from autellix_lab.report.recorded import show_programs
 from autellix_lab.sim.results import SimResult
+from autellix_lab.workload.trace import ProgramTrace
 
 KIND = "autellix-report"
 VERSION = 1

@@ -11,8 +11,8 @@ import msgspec
 from autellix_backend.gateway.history.ended_program import EndedCall, EndedProgram
 from autellix_backend.gateway.http.history import ended_row
 from autellix_backend.gateway.http.timeline import timeline_of
-from autellix_backend.gateway.recording.trace import CallTrace, ProgramTrace
 from autellix_backend.gateway.tenancy.tenants import Tenant
+from autellix_lab.workload.trace import CallTrace, ProgramTrace
 
 MAX_CALLS = 20_000
 """Calls of all programs whose timelines are shown: a page of more opens slowly."""

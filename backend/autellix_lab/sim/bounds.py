@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from autellix_backend.core.config import bounds_for
-from autellix_backend.gateway.recording.trace import ProgramTrace
 from autellix_lab.sim.model import EngineModel
+from autellix_lab.workload.trace import ProgramTrace
 
 
 def choose_bounds(model: EngineModel, programs: Sequence[ProgramTrace]) -> tuple[float, ...]:

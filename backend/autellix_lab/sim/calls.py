@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, InitVar, dataclass, field
 
 from autellix_backend.core.call import Call, CallRecord
-from autellix_backend.gateway.recording.trace import CallTrace
 from autellix_lab.sim.kv import Segment
 from autellix_lab.workload.prefixes import SystemPrefix
+from autellix_lab.workload.trace import CallTrace
 
 BlockKey = tuple[str | None, int]
 """The identity of a block: the call or system prefix that computed it first, and its place."""

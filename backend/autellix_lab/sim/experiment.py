@@ -15,12 +15,12 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from autellix_backend.gateway.recording.trace import ProgramTrace
 from autellix_lab.sim.results import SimResult
 from autellix_lab.sim.simulation import Arrivals, SimSettings, simulate_bursts
 from autellix_lab.workload.arrivals import ARRIVAL_KINDS, cut_bursts, draw_arrivals
 from autellix_lab.workload.prefixes import system_prefix
 from autellix_lab.workload.statistics import Interval, confidence_interval, jain_index, statistics_of
+from autellix_lab.workload.trace import ProgramTrace
 
 Job = TypeVar("Job")
 Found = TypeVar("Found")

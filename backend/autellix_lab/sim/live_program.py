@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, dataclass, field
 
 from autellix_backend.core.boost import work_of
-from autellix_backend.gateway.recording.trace import CallTrace, ProgramTrace
 from autellix_lab.sim.calls import EngineCall
 from autellix_lab.sim.results import ProgramRecord
 from autellix_lab.workload.prefixes import SystemPrefix
+from autellix_lab.workload.trace import CallTrace, ProgramTrace
 
 
 @dataclass(slots=True, eq=False, repr=False)

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from autellix_backend.gateway.recording.trace import ProgramTrace
 from autellix_lab.workload.fit import NO_GAPS, Fit, GapRule, apply_fit, describe_fit, draw_gaps
 from autellix_lab.workload.heavy_tail import HeavyTail
+from autellix_lab.workload.trace import ProgramTrace
 from autellix_lab.workload.trace_files import read_traces
 
 FAMILIES = {

@@ -24,7 +24,6 @@ from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.estimate import Hint, SizeEstimator
 from autellix_backend.core.policies import make_policy
 from autellix_backend.core.table import ProcessTable
-from autellix_backend.gateway.recording.trace import CallTrace, ProgramTrace
 from autellix_lab.sim.baselines import BASELINE_NAMES, make_baseline
 from autellix_lab.sim.calls import EngineCall
 from autellix_lab.sim.engine import Decision, SimEngine
@@ -32,6 +31,7 @@ from autellix_lab.sim.live_program import LiveProgram
 from autellix_lab.sim.model import EngineModel
 from autellix_lab.sim.results import EngineTotals, ProgramRecord, SimResult
 from autellix_lab.workload.prefixes import SystemPrefix, system_prefix
+from autellix_lab.workload.trace import CallTrace, ProgramTrace
 
 Arrivals = Iterable[tuple[float, ProgramTrace]]
 """Programs with their arrival times (s), in order of time."""

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from autellix_backend.gateway.recording.trace import ProgramTrace
 from autellix_lab.sim.experiment import COMPARED, Sweep, in_processes, run_sweep
 from autellix_lab.sim.simulation import SimSettings
 from autellix_lab.workload.statistics import Interval, confidence_interval
+from autellix_lab.workload.trace import ProgramTrace
 
 BASE = "fcfs"
 """The case of all ratios."""

@@ -10,7 +10,7 @@ from bisect import bisect_right, insort
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from autellix_backend.gateway.recording.trace import CallTrace, ProgramTrace
+from autellix_lab.workload.trace import CallTrace, ProgramTrace
 
 LEAST_TOKEN_S = 1e-6
 """The least time of an output token: an engine model needs one above zero."""

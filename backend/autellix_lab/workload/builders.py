@@ -12,8 +12,8 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from autellix_backend.gateway.recording.trace import CallTrace
 from autellix_lab.workload.heavy_tail import HeavyTail
+from autellix_lab.workload.trace import CallTrace
 
 TREE_WIDTH = 5
 """Answers sampled in a round, LATS's number of samples per expansion."""

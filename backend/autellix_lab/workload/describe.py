@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from autellix_backend.gateway.recording.trace import ProgramTrace
+from autellix_lab.workload.trace import ProgramTrace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

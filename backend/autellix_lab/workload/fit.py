@@ -6,8 +6,8 @@ import math
 import random
 from dataclasses import dataclass, replace
 
-from autellix_backend.gateway.recording.trace import CallTrace, ProgramTrace
 from autellix_lab.workload.heavy_tail import HeavyTail
+from autellix_lab.workload.trace import CallTrace, ProgramTrace
 
 
 @dataclass(frozen=True, slots=True)

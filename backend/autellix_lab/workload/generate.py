@@ -17,9 +17,9 @@ import itertools
 import random
 from dataclasses import replace
 
-from autellix_backend.gateway.recording.trace import ProgramTrace
 from autellix_lab.workload.builders import BUILDERS, SIBLING_NEW_TOKENS, CallList, WorkloadShape
 from autellix_lab.workload.heavy_tail import HeavyTail
+from autellix_lab.workload.trace import ProgramTrace
 
 # Means and maxima of the calls, and means of the lengths, are the paper's; maxima of the lengths and of a
 # tree's calls, and all spreads, are ours, near those of ShareGPT, BFCL and LATS runs (see docs/workloads.md).

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from autellix_backend.gateway.recording.trace import ProgramTrace
+from autellix_lab.workload.trace import ProgramTrace
 
 
 @dataclass(frozen=True, slots=True)

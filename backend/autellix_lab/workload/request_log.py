@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from autellix_backend.gateway.recording.trace import TraceError
+from autellix_lab.workload.trace import TraceError
 
 TIME_COLUMNS = ("t_s", "timestamp", "arrival_s", "arrived_at")
 PROMPT_COLUMNS = ("context_tokens", "contexttokens", "input_length")

@@ -1,4 +1,4 @@
-"""Files of program traces, such as a gateway records: a reader that checks every line, and a writer."""
+"""Files of program traces: a reader that checks every line, and a writer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import IO, Any, Literal
 
 import msgspec
 
-from autellix_backend.gateway.recording.trace import CallTrace, ProgramTrace, TraceError, program_to_line
+from autellix_lab.workload.trace import CallTrace, ProgramTrace, TraceError, program_to_line
 
 _PROGRAM_FIELDS = tuple(item.name for item in fields(ProgramTrace))
 _CALL_FIELDS = tuple(item.name for item in fields(CallTrace))

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from autellix_backend.gateway.recording.trace import CallTrace, ProgramTrace
 from autellix_lab.bench.contexts import mean_context_tokens
 from autellix_lab.bench.results import CallResult
+from autellix_lab.workload.trace import CallTrace, ProgramTrace
 
 
 def program(name: str, prefix: int | None) -> ProgramTrace:

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from autellix_backend.gateway.recording.trace import CallTrace, ProgramTrace
 from autellix_lab.bench.metrics import (
     RunSummary,
     critical_path,
@@ -15,6 +14,7 @@ from autellix_lab.bench.metrics import (
     summarise,
 )
 from autellix_lab.bench.results import CallResult
+from autellix_lab.workload.trace import CallTrace, ProgramTrace
 
 
 def call(number: int, *parents: int) -> CallTrace:

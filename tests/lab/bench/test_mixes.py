@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from autellix_backend.gateway.recording.trace import ProgramTrace
 from autellix_lab.bench.mixes import Mix, measure_mixes, measured_calls, preempted_calls
 from autellix_lab.bench.results import CallResult
 from autellix_lab.sim.calibrate import FitError
+from autellix_lab.workload.trace import ProgramTrace
 
 
 @pytest.mark.parametrize(

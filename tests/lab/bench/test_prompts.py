@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from autellix_backend.gateway.recording.trace import CallTrace, ProgramTrace
 from autellix_lab.bench.prompts import WORDS, PromptBook, PromptLength
+from autellix_lab.workload.trace import CallTrace, ProgramTrace
 
 
 def call(number: int, prefill: int, shared: int = 0, prefix_from: int | None = None) -> CallTrace:

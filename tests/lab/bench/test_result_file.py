@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from autellix_backend.gateway.recording.trace import CallTrace, ProgramTrace
 from autellix_lab.bench.result_file import (
     ReplayResult,
     ResultFileError,
@@ -15,6 +14,7 @@ from autellix_lab.bench.result_file import (
     result_to_json,
 )
 from autellix_lab.bench.results import CallResult
+from autellix_lab.workload.trace import CallTrace, ProgramTrace
 
 RECEIPT = {"arrival_step": 1, "finish_step": 4, "wait_s": 0.5, "service_s": 1, "preemptions": 1}
 

@@ -19,10 +19,11 @@ from autellix_backend.cli.main import main
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.engines.base import Engine
 from autellix_backend.gateway.app import create_app
-from autellix_backend.gateway.recording.trace import CallTrace, ProgramTrace
-from autellix_backend.settings import GatewaySettings, Settings
+from autellix_backend.settings import GatewaySettings, ObserveSettings, Settings
 from autellix_lab.cli import bench
 from autellix_lab.fakes.engine import FakeBehaviour, FakeEngine, Fault
+from autellix_lab.workload.loaders import load
+from autellix_lab.workload.trace import CallTrace, ProgramTrace
 from autellix_lab.workload.trace_files import read_traces, write_traces
 
 
@@ -51,8 +52,14 @@ def program(name: str, arrival_s: float | None = None, calls: int = 2) -> Progra
     )
 
 
-def gateway(engine: Engine, **settings: Any) -> AbstractAsyncContextManager[str]:
-    whole = Settings(gateway=GatewaySettings(**settings), scheduler=SchedulerConfig(policy="plas"))
+def gateway(
+    engine: Engine, *, call_log: Path | None = None, **settings: Any
+) -> AbstractAsyncContextManager[str]:
+    whole = Settings(
+        gateway=GatewaySettings(**settings),
+        scheduler=SchedulerConfig(policy="plas"),
+        observe=ObserveSettings(call_log=call_log),
+    )
     return listening(create_app(whole, engine))
 
 
@@ -74,6 +81,7 @@ def with_fake_engine(behaviour: FakeBehaviour, use: Callable[[str], int], **sett
 
 def test_a_recording_is_replayed_and_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     original, recording = tmp_path / "original.jsonl.gz", tmp_path / "recording.jsonl"
+    calls = tmp_path / "calls.jsonl"
     first, second = tmp_path / "first.json", tmp_path / "second.json"
     write_traces(original, [program("a"), program("b", calls=3)])
     behaviour = FakeBehaviour(output_tokens=100, wait_s=0.25)
@@ -84,7 +92,8 @@ def test_a_recording_is_replayed_and_compared(tmp_path: Path, capsys: pytest.Cap
         )
 
     more = ("--rate", "20", "--gaps", "capped:0.05")
-    assert with_fake_engine(behaviour, play(original, first, *more), record_path=recording) == 0
+    assert with_fake_engine(behaviour, play(original, first, *more), call_log=calls) == 0
+    assert main(["workload", "convert", str(calls), str(recording)]) == 0
     assert "program token latency (ms/token)" in capsys.readouterr().out
     recorded = [item for item in read_traces(recording) if item.source == "test"]
     assert sorted(len(item.calls) for item in recorded) == [2, 3]
@@ -138,28 +147,6 @@ def test_an_endpoint_without_receipts_has_the_available_metrics(
     assert "n/a" not in lines["program latency (s)"]
     # Both programs of one id count.
     assert lines["programs without a lost call"].split("│")[3].strip() == "2"
-
-
-@pytest.mark.parametrize("is_relative", [True, False])
-def test_a_trace_that_is_being_recorded_is_not_replayed(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    is_relative: bool,
-) -> None:
-    """Its own programs would be appended to it; another trace on the same server is played."""
-    monkeypatch.chdir(tmp_path)
-    recorded, other = tmp_path / "recorded.jsonl", tmp_path / "other.jsonl"
-    for path in (recorded, other):
-        write_traces(path, [program("a")])
-
-    def play(url: str) -> int:
-        assert main(["bench", "replay", recorded.name, "--url", url, "--arrivals", "at_once"]) == 2
-        assert "records into recorded.jsonl" in capsys.readouterr().err
-        return main(["bench", "replay", str(other), "--url", url, "--arrivals", "at_once"])
-
-    record_path = Path(recorded.name) if is_relative else recorded
-    assert with_fake_engine(FakeBehaviour(), play, record_path=record_path) == 0
 
 
 def test_lost_calls_give_code_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -253,7 +240,7 @@ def test_a_rate_alone_is_a_poisson_process_and_bursts_differ() -> None:
 @pytest.mark.vllm
 @pytest.mark.timeout(600)
 def test_a_recording_of_the_real_engine_is_replayed(live_engine: Any, tmp_path: Path) -> None:
-    recording, out = tmp_path / "recording.jsonl", tmp_path / "result.json"
+    calls, recording, out = (tmp_path / name for name in ("calls.jsonl", "recording.jsonl", "result.json"))
     # Long enough for several blocks of the prefix cache, which has 128 tokens to a block on a CPU.
     body = {
         "model": "autellix.demo-model",
@@ -263,14 +250,15 @@ def test_a_recording_of_the_real_engine_is_replayed(live_engine: Any, tmp_path: 
     }
 
     async def run() -> int:
-        recorder = gateway(live_engine, record_path=recording, report_wait_s=5.0)
-        async with recorder as url, aiohttp.ClientSession() as client:
+        logging = gateway(live_engine, call_log=calls, report_wait_s=5.0)
+        async with logging as url, aiohttp.ClientSession() as client:
             for number in range(3):
                 headers = {"X-Autellix-Program-ID": f"p{number}"}
                 for _ in range(2):
                     post = client.post(url + "/v1/chat/completions", json=body, headers=headers)
                     async with post as response:
                         assert response.status == 200, await response.text()
+        write_traces(recording, load(calls))
         async with gateway(live_engine, report_wait_s=5.0) as url:
             arguments = ["bench", "replay", str(recording), "--url", url, "--out", str(out)]
             return await asyncio.to_thread(main, arguments)

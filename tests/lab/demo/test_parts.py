@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from autellix_backend.gateway.recording.trace import TraceError
 from autellix_lab.cli import demo
 from autellix_lab.demo.parts import BLOCK_TOKENS, GOALS, MAX_TOOL_CONTEXT_TOKENS, DemoOptions, demo_parts
 from autellix_lab.workload.prefixes import system_prefix
+from autellix_lab.workload.trace import TraceError
 
 
 @pytest.fixture(scope="module")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from autellix_backend.gateway.recording.trace import CallTrace, ProgramTrace
 from autellix_lab.sim.bounds import choose_bounds
 from autellix_lab.sim.model import EngineModel
+from autellix_lab.workload.trace import CallTrace, ProgramTrace
 
 
 def test_the_first_bound_is_half_a_mean_call_s_cost_and_the_others_double() -> None:

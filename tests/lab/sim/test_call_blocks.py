@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autellix_backend.gateway.recording.trace import CallTrace
 from autellix_lab.sim.call_blocks import CallBlocks
 from autellix_lab.sim.calls import EngineCall
 from autellix_lab.sim.kv import Segment
 from autellix_lab.sim.model import EngineModel
 from autellix_lab.workload.prefixes import SystemPrefix
+from autellix_lab.workload.trace import CallTrace
 
 BLOCK = 16
 PREFIX = SystemPrefix("tools", (4 * BLOCK, 4 * BLOCK))

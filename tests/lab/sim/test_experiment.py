@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 
 from autellix_backend.core.config import SchedulerConfig
-from autellix_backend.gateway.recording.trace import CallTrace, ProgramTrace
 from autellix_lab.sim.experiment import (
     Point,
     Sweep,
@@ -23,6 +22,7 @@ from autellix_lab.sim.model import EngineModel
 from autellix_lab.sim.simulation import SimSettings, simulate_bursts
 from autellix_lab.workload.fit import fit_program
 from autellix_lab.workload.generate import generate_programs
+from autellix_lab.workload.trace import CallTrace, ProgramTrace
 
 MODEL = EngineModel(max_num_seqs=4, token_budget=512, step_s=0.01, decode_s=0.0005, prefill_s=0.0001)
 PROGRAMS = [

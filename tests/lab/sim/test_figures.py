@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from autellix_backend.gateway.recording.trace import TraceError
 from autellix_lab.sim.experiment import Point, Sweep, SweepResult, run_sweep
 from autellix_lab.sim.figures.base import (
     Figure,
@@ -33,6 +32,7 @@ from autellix_lab.sim.figures.study import RunSweep, Study, systems
 from autellix_lab.sim.figures.unit_steps import figure_2, figure_9
 from autellix_lab.workload.generate import generate_programs
 from autellix_lab.workload.statistics import Interval
+from autellix_lab.workload.trace import TraceError
 from autellix_lab.workload.trace_files import write_traces
 
 CURVE = [(1.0, 10.0), (2.0, 10.0), (4.0, 30.0)]

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from autellix_backend.core.config import SchedulerConfig
-from autellix_backend.gateway.recording.trace import CallTrace, ProgramTrace
 from autellix_lab.sim.calls import EngineCall
 from autellix_lab.sim.host import HostBlocks
 from autellix_lab.sim.model import EngineModel
 from autellix_lab.sim.results import SimResult
 from autellix_lab.sim.simulation import SimSettings, simulate
+from autellix_lab.workload.trace import CallTrace, ProgramTrace
 
 BLOCK = 16
 

@@ -15,10 +15,10 @@ from autellix_backend.core.arrival import Arrival
 from autellix_backend.core.config import PREEMPTION_KINDS, SchedulerConfig
 from autellix_backend.core.machine import Machine
 from autellix_backend.core.preemption import Resume, ResumeKind, preemption_pays
-from autellix_backend.gateway.recording.trace import CallTrace, ProgramTrace
 from autellix_lab.sim.engine import Decision
 from autellix_lab.sim.model import EngineModel
 from autellix_lab.sim.simulation import SimSettings, simulate
+from autellix_lab.workload.trace import CallTrace, ProgramTrace
 
 SLOTS = 4
 BLOCKS = 40

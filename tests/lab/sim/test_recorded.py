@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from autellix_backend.gateway.recording.trace import CallTrace, ProgramTrace
 from autellix_lab.sim.recorded import (
     DRAWN_GAPS,
     FAMILIES,
@@ -20,6 +19,7 @@ from autellix_lab.sim.recorded import (
     with_drawn_gaps,
 )
 from autellix_lab.workload.fit import GapRule
+from autellix_lab.workload.trace import CallTrace, ProgramTrace
 from autellix_lab.workload.trace_files import write_traces
 
 

@@ -6,10 +6,10 @@ import pytest
 
 from autellix_backend.core.call import Call
 from autellix_backend.core.preemption import MIN_SAMPLES
-from autellix_backend.gateway.recording.trace import CallTrace
 from autellix_lab.sim.calls import EngineCall
 from autellix_lab.sim.resume_prices import ResumePrices
 from autellix_lab.sim.stretch import Stretch
+from autellix_lab.workload.trace import CallTrace
 
 BLOCK_TOKENS = 16
 READ_TOKEN_S = 0.001

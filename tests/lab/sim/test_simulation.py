@@ -14,7 +14,6 @@ from autellix_backend.core.call import Call
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.machine import Machine
 from autellix_backend.core.names import POLICY_NAMES
-from autellix_backend.gateway.recording.trace import CallTrace, ProgramTrace
 from autellix_lab.sim.batch import RunningBatch
 from autellix_lab.sim.calls import EngineCall
 from autellix_lab.sim.engine import Decision, SimEngine
@@ -25,6 +24,7 @@ from autellix_lab.sim.stretch import Stretch
 from autellix_lab.workload.arrivals import poisson_arrivals
 from autellix_lab.workload.fit import fit_program
 from autellix_lab.workload.generate import generate_programs
+from autellix_lab.workload.trace import CallTrace, ProgramTrace
 
 SMALL = EngineModel(
     max_num_seqs=6,

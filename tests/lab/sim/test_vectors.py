@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from tests.core.shared_vectors import FIG9, entries, load
 
-from autellix_backend.gateway.recording.trace import CallTrace, ProgramTrace
 from autellix_backend.settings.scheduler import scheduler_from_mapping
 from autellix_lab.sim.engine import Decision
 from autellix_lab.sim.model import UNIT
 from autellix_lab.sim.results import SimResult
 from autellix_lab.sim.simulation import SimSettings, simulate
+from autellix_lab.workload.trace import CallTrace, ProgramTrace
 
 SCENARIOS = entries("alg1.json", "scenarios") + entries("fig2.json", "scenarios")
 NAMES = {"arrive": "enqueue", "demotion": "demote", "promotion": "promote", "finish": "finish"}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from autellix_backend.gateway.recording.trace import CallTrace, ProgramTrace
 from autellix_lab.workload.describe import (
     PAPER_ROWS,
     critical_decode_tokens,
@@ -12,6 +11,7 @@ from autellix_lab.workload.describe import (
     program_depth,
     program_width,
 )
+from autellix_lab.workload.trace import CallTrace, ProgramTrace
 
 
 def call(number: int, parents: tuple[int, ...], decode: int, gap_s: float | None = None) -> CallTrace:

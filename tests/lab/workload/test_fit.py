@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from autellix_backend.gateway.recording.trace import CallTrace, ProgramTrace
 from autellix_lab.workload.fit import (
     NO_GAPS,
     RECORDED_GAPS,
@@ -20,6 +19,7 @@ from autellix_lab.workload.fit import (
 )
 from autellix_lab.workload.generate import WORKLOADS, generate_programs
 from autellix_lab.workload.heavy_tail import HeavyTail
+from autellix_lab.workload.trace import CallTrace, ProgramTrace
 
 PROGRAM = ProgramTrace(
     source="s",

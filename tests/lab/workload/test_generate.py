@@ -8,7 +8,6 @@ from functools import cache
 import pytest
 from tests.lab.workload.public_data import public_trace
 
-from autellix_backend.gateway.recording.trace import ProgramTrace
 from autellix_lab.workload.describe import PAPER_ROWS, Statistics, describe
 from autellix_lab.workload.generate import (
     MIXED,
@@ -18,6 +17,7 @@ from autellix_lab.workload.generate import (
     WORKLOADS,
     generate_programs,
 )
+from autellix_lab.workload.trace import ProgramTrace
 from autellix_lab.workload.trace_files import read_traces
 
 MANY = {"chat": 4000, "react": 4000, "tree": 500, "map_reduce": 4000, "tools": 4000}

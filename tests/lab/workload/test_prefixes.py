@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from autellix_backend.gateway.recording.trace import CallTrace, ProgramTrace
 from autellix_lab.workload.fit import fit_program
 from autellix_lab.workload.prefixes import system_prefix
+from autellix_lab.workload.trace import CallTrace, ProgramTrace
 
 
 def call(

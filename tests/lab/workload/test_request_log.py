@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from autellix_backend.gateway.recording.trace import TraceError
 from autellix_lab.workload.request_log import LoggedRequest, read_arrivals, read_request_log
+from autellix_lab.workload.trace import TraceError
 
 AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
 2023-11-16 18:17:03.9799600,4808,10

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from autellix_backend.gateway.recording.trace import ProgramTrace, TraceError
 from autellix_lab.workload.generate import generate_programs
+from autellix_lab.workload.trace import ProgramTrace, TraceError
 from autellix_lab.workload.trace_files import read_traces, write_traces
 
 

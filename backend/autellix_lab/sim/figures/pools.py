@@ -7,10 +7,10 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 
-from autellix_backend.gateway.recording.trace import ProgramTrace
 from autellix_lab.sim.figures.study import WORKLOADS
 from autellix_lab.workload.fit import fit_program
 from autellix_lab.workload.generate import generate_programs
+from autellix_lab.workload.trace import ProgramTrace
 from autellix_lab.workload.trace_files import read_traces
 
 Pools = dict[str, list[ProgramTrace]]

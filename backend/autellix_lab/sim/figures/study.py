@@ -7,12 +7,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from autellix_backend.core.config import SchedulerConfig
-from autellix_backend.gateway.recording.trace import ProgramTrace
 from autellix_lab.sim.bounds import choose_bounds
 from autellix_lab.sim.experiment import Sweep, SweepResult
 from autellix_lab.sim.model import EngineModel
 from autellix_lab.sim.presets import PRESETS
 from autellix_lab.sim.simulation import SimSettings
+from autellix_lab.workload.trace import ProgramTrace
 
 RunSweep = Callable[[str, Sweep], SweepResult]
 """Runs a sweep; two sweeps of one name are the same and may be run once."""

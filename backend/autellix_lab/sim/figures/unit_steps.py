@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from autellix_backend.core.config import SchedulerConfig
-from autellix_backend.gateway.recording.trace import CallTrace, ProgramTrace
 from autellix_lab.sim.engine import Decision
 from autellix_lab.sim.figures.base import Bar, Figure, Gantt, PaperClaim, Table, Verdict
 from autellix_lab.sim.model import UNIT
 from autellix_lab.sim.results import SimResult
 from autellix_lab.sim.simulation import SimSettings, simulate
+from autellix_lab.workload.trace import CallTrace, ProgramTrace
 
 SLOTS = 2
 FIGURE_2_STEPS = ((3, 2, 2, 3), (4, 2, 2, 2), (1, 2), (1, 3))

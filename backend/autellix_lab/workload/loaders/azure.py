@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from autellix_backend.gateway.recording.trace import CallTrace, ProgramTrace
 from autellix_lab.workload.loaders.base import LoadOptions
 from autellix_lab.workload.request_log import LoggedRequest, read_request_log
+from autellix_lab.workload.trace import CallTrace, ProgramTrace
 
 
 def load_azure(path: Path, _options: LoadOptions) -> list[ProgramTrace]:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from autellix_backend.gateway.recording.trace import ProgramTrace, TraceError
 from autellix_lab.workload.tokens import ESTIMATE, CountTokens, estimate_tokens
+from autellix_lab.workload.trace import ProgramTrace, TraceError
 
 Value = TypeVar("Value")
 

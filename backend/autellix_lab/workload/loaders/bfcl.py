@@ -18,9 +18,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from autellix_backend.gateway.recording.trace import ProgramTrace
 from autellix_lab.workload.loaders.base import LoadOptions, Record, read_json_lines
 from autellix_lab.workload.loaders.chain import Chain
+from autellix_lab.workload.trace import ProgramTrace
 
 RESULT_TOKENS = 23
 """Tokens of a function's result, the median when the functions are run."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autellix_backend.gateway.recording.trace import CallTrace
+from autellix_lab.workload.trace import CallTrace
 
 
 class Chain:

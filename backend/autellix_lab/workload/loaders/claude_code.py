@@ -19,8 +19,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from autellix_backend.gateway.recording.trace import CallTrace, ProgramTrace, TraceError
 from autellix_lab.workload.loaders.base import LoadOptions, Record, as_record, read_json
+from autellix_lab.workload.trace import CallTrace, ProgramTrace, TraceError
 
 MAIN = "main"
 DEFAULT_BLOCK_TOKENS = 64

@@ -16,8 +16,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from autellix_backend.gateway.recording.trace import CallTrace, ProgramTrace
 from autellix_lab.workload.loaders.base import LoadOptions, Record, read_json_lines
+from autellix_lab.workload.trace import CallTrace, ProgramTrace
 
 BLOCK_TOKENS = 512
 COMMON_SHARE = 0.01

@@ -15,8 +15,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from autellix_backend.gateway.recording.trace import ProgramTrace, TraceError
 from autellix_lab.workload.loaders.base import LoadOptions, Record, read_json_lines
+from autellix_lab.workload.trace import ProgramTrace, TraceError
 from autellix_lab.workload.trace_files import program_from_mapping
 
 

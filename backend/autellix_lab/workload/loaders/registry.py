@@ -6,19 +6,21 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from autellix_backend.gateway.recording.trace import ProgramTrace, TraceError
 from autellix_lab.workload.loaders.azure import load_azure
 from autellix_lab.workload.loaders.base import LoadOptions, read_text
 from autellix_lab.workload.loaders.bfcl import load_bfcl
+from autellix_lab.workload.loaders.call_log import load_call_log
 from autellix_lab.workload.loaders.claude_code import load_claude_code
 from autellix_lab.workload.loaders.mooncake import load_mooncake
 from autellix_lab.workload.loaders.recorded import load_recorded
 from autellix_lab.workload.loaders.sharegpt import load_sharegpt
+from autellix_lab.workload.trace import ProgramTrace, TraceError
 
 Loader = Callable[[Path, LoadOptions], list[ProgramTrace]]
 
 LOADERS: dict[str, Loader] = {
     "recorded": load_recorded,
+    "call-log": load_call_log,
     "sharegpt": load_sharegpt,
     "bfcl": load_bfcl,
     "mooncake": load_mooncake,
@@ -29,6 +31,7 @@ LOADERS: dict[str, Loader] = {
 
 _DISTINCT_FIELDS = {
     "recorded": {"calls"},
+    "call-log": {"call_id", "program_id", "duration_s"},
     "bfcl": {"question", "involved_classes"},
     "mooncake": {"timestamp", "input_length", "output_length", "hash_ids"},
     "claude-code": {"requests", "block_size"},

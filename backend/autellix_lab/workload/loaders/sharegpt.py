@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from autellix_backend.gateway.recording.trace import ProgramTrace, TraceError
 from autellix_lab.workload.loaders.base import LoadOptions, Record, as_record, read_json
 from autellix_lab.workload.loaders.chain import Chain
+from autellix_lab.workload.trace import ProgramTrace, TraceError
 
 ANSWERS = frozenset({"gpt", "chatgpt", "bing", "bard", "assistant", "model"})
 PROMPTS = frozenset({"human", "user", "system", "tool", "observation", "function_response"})

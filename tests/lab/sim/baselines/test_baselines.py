@@ -7,12 +7,12 @@ import random
 import pytest
 
 from autellix_backend.core.config import SchedulerConfig
-from autellix_backend.gateway.recording.trace import CallTrace, ProgramTrace
 from autellix_lab.sim.baselines import BASELINE_NAMES
 from autellix_lab.sim.engine import Decision, SimEngine
 from autellix_lab.sim.model import EngineModel
 from autellix_lab.sim.results import SimResult
 from autellix_lab.sim.simulation import SimSettings, simulate
+from autellix_lab.workload.trace import CallTrace, ProgramTrace
 
 BLOCK, KV_BLOCKS = 16, 40
 MODEL = EngineModel(max_num_seqs=4, token_budget=64, step_s=0.01, kv_blocks=KV_BLOCKS, block_tokens=BLOCK)

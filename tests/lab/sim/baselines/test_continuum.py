@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from tests.lab.sim.baselines.driver import Driver
 
-from autellix_backend.gateway.recording.trace import CallTrace
 from autellix_lab.sim.baselines.continuum import (
     DURATION_WINDOW,
     FEW_DURATIONS,
@@ -16,6 +15,7 @@ from autellix_lab.sim.baselines.continuum import (
 )
 from autellix_lab.sim.calls import EngineCall
 from autellix_lab.sim.model import EngineModel
+from autellix_lab.workload.trace import CallTrace
 
 BLOCK = 16
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from autellix_backend.gateway.recording.trace import TraceError
 from autellix_lab.workload.loaders.base import Record, read_json, read_json_lines
+from autellix_lab.workload.trace import TraceError
 
 RECORD = Record({"n": 3, "s": "x", "l": [{"a": 1}, 2], "no": None, "b": True}, "f.jsonl, line 4")
 

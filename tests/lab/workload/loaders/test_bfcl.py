@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from autellix_backend.gateway.recording.trace import ProgramTrace, TraceError
 from autellix_lab.workload.loaders.base import LoadOptions
 from autellix_lab.workload.loaders.bfcl import CLOSING_TOKENS, RESULT_TOKENS, load_bfcl
+from autellix_lab.workload.trace import ProgramTrace, TraceError
 
 WORDS = LoadOptions(count_tokens=lambda text: len(text.split()), tokenizer="words")
 TASK: dict[str, Any] = {

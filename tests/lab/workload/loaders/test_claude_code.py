@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from autellix_backend.gateway.recording.trace import ProgramTrace, TraceError
 from autellix_lab.workload.loaders.base import LoadOptions
 from autellix_lab.workload.loaders.claude_code import load_claude_code
+from autellix_lab.workload.trace import ProgramTrace, TraceError
 
 
 def request(time_s: float, blocks: list[int], **changes: Any) -> dict[str, Any]:

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from autellix_backend.gateway.recording.trace import ProgramTrace, TraceError
 from autellix_lab.workload.loaders import LoadOptions, load
+from autellix_lab.workload.trace import ProgramTrace, TraceError
 
 CALL = {
     "t": 4.0,

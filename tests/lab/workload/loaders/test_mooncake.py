@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from autellix_backend.gateway.recording.trace import ProgramTrace, TraceError
 from autellix_lab.workload.loaders.base import LoadOptions
 from autellix_lab.workload.loaders.mooncake import load_mooncake
+from autellix_lab.workload.trace import ProgramTrace, TraceError
 
 
 def request(time_ms: int, blocks: list[int], output: int = 10) -> dict[str, Any]:

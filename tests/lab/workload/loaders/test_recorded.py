@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from autellix_backend.gateway.recording.trace import ProgramTrace, TraceError
 from autellix_lab.workload.loaders.base import LoadOptions
 from autellix_lab.workload.loaders.recorded import load_recorded
+from autellix_lab.workload.trace import ProgramTrace, TraceError
 
 CALL = {"prefill_tokens": 10, "decode_tokens": 5}
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from autellix_backend.gateway.recording.trace import TraceError
 from autellix_lab.workload.loaders import LOADERS, detect_format, load
+from autellix_lab.workload.trace import TraceError
 
 MOONCAKE = {"timestamp": 0, "input_length": 5, "output_length": 1, "hash_ids": [1]}
 
@@ -20,6 +20,7 @@ MOONCAKE = {"timestamp": 0, "input_length": 5, "output_length": 1, "hash_ids": [
         ("a.jsonl", json.dumps(MOONCAKE), "mooncake"),
         ("a.json", '{"question": [], "involved_classes": []}\n{"x": 1}', "bfcl"),
         ("a.jsonl", '{"calls": []}', "recorded"),
+        ("a.jsonl", '{"call_id": "c", "program_id": "p", "duration_s": 1.0}', "call-log"),
         ("a.json", '{\n"requests": [],\n"block_size": 64}', "claude-code"),
         ("a.csv", "x", "azure"),
     ],

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from autellix_backend.gateway.recording.trace import ProgramTrace, TraceError
 from autellix_lab.workload.loaders.base import LoadOptions
 from autellix_lab.workload.loaders.sharegpt import load_sharegpt
+from autellix_lab.workload.trace import ProgramTrace, TraceError
 
 WORDS = LoadOptions(count_tokens=lambda text: len(text.split()), tokenizer="words")
 

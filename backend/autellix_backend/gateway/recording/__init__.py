@@ -1,1 +1,0 @@
-"""Recorded traffic as program traces: counts and timings, never text."""
