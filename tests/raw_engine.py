@@ -27,7 +27,11 @@ class RawEngine:
 
     def __init__(self) -> None:
         self.parts: Sequence[bytes] = ()
+        self.later_parts: list[Sequence[bytes]] = []
+        """What takes the place of `parts` after each answer."""
         self.stays = False
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
         self.requests = 0
         self.url = ""
         self._connections: set[asyncio.Task[None]] = set()
@@ -37,6 +41,11 @@ class RawEngine:
         task = asyncio.create_task(self._answer(reader, writer))
         self._connections.add(task)
         task.add_done_callback(self._connections.discard)
+
+    @property
+    def open_connections(self) -> int:
+        """Connections that have not ended."""
+        return len(self._connections)
 
     async def close(self) -> None:
         """End what connections are left, and wait until they are closed."""
@@ -67,7 +76,11 @@ class RawEngine:
                     break
 
     async def _send(self, writer: asyncio.StreamWriter) -> None:
-        for part in self.parts:
+        await self.may_answer.wait()
+        parts = self.parts
+        if self.later_parts:
+            self.parts = self.later_parts.pop(0)
+        for part in parts:
             writer.write(part)
             await writer.drain()
             await asyncio.sleep(PAUSE_S)

@@ -355,7 +355,7 @@ class ShuttingDownError(UnavailableError):
     code = "shutting_down"
 
     def __init__(self) -> None:
-        super().__init__("the gateway is shutting down; retry the call")
+        super().__init__("the gateway is shutting down")
         self.headers["connection"] = "close"
 
 

@@ -21,6 +21,10 @@ class Outcome(enum.StrEnum):
     TIMEOUT = "timeout"
     BAD_ANSWER = "bad_answer"
     """The engine's answer could not be used."""
+    ENGINE_ERROR = "engine_error"
+    """The engine's stream holds an error event."""
+    TRUNCATED = "truncated"
+    """The engine's stream ended without its last event."""
     ABORTED = "aborted"
     """The client went away."""
 
@@ -75,6 +79,8 @@ class SettledCall(msgspec.Struct, frozen=True, kw_only=True):
     """The service that it inherited from its program, as the policy counts it."""
     stated_usage: Usage | None
     """The tokens that its answer states, if they were read."""
+    streamed_events: int = 0
+    """The events of its streamed answer that went out: about as many as tokens."""
     is_final: bool
     """Whether its client marked it as the last of its program."""
     traceparent: str | None

@@ -16,7 +16,7 @@ from autellix_backend.observe.settled_call import SettledCall
 
 USAGE = b'{"choices": [], "usage": {"prompt_tokens": -5, "completion_tokens": -7}}'
 EVENT = b'data: {"choices": []}\n\n'
-BODIES = {
+BODIES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"model": "m", "messages": [{"role": "user", "content": "hi"}]},
     "/v1/completions": {"model": "m", "prompt": "hi"},
     "/v1/responses": {"model": "m", "input": "hi"},

@@ -8,6 +8,8 @@ import pytest
 from tests.gateway.open_calls import open_call
 from tests.observe.settled_calls import TRACEPARENT
 
+from autellix_backend.core.arrival import Arrival, Context
+from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.gateway.calls.open_call import OpenCall
 from autellix_backend.observe.settled_call import Outcome, Usage
 from autellix_backend.reports.receipt import Receipt
@@ -56,3 +58,26 @@ def test_the_answers_tokens_count_where_no_report_came() -> None:
     assert settled.engine_usage == STATED
     assert (settled.outcome, settled.duration_s, settled.receipt.estimated) == ("ok", 8.0, True)
     assert settled.traceparent == TRACEPARENT
+
+
+@pytest.mark.parametrize(
+    ("outcome", "events", "service_s"),
+    [
+        (Outcome.ABORTED, 0, 0.5),
+        (Outcome.ABORTED, 1000, 0.5),
+        (Outcome.UNAVAILABLE, 0, 0.0),
+        (Outcome.UNAVAILABLE, 1000, 5.0),
+        (Outcome.REJECTED, 0, 0.0),
+    ],
+)
+def test_what_is_estimated_of_a_call_without_an_answer(
+    outcome: Outcome, events: int, service_s: float
+) -> None:
+    """An aborted call ran no longer than since it was sent; a stream that broke off ran for its events."""
+    call = open_call({}, key="c~1", sent_s=2.0)
+    call.arrival = Arrival("c~1", "p", context=Context(47_000))
+    call.streamed_events = events
+    receipt = call.make_receipt(outcome, SchedulerConfig(), 2.5)
+    assert receipt.service_s >= service_s
+    assert outcome is not Outcome.ABORTED or receipt.service_s == service_s
+    assert service_s or not receipt.service_s

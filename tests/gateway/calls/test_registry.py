@@ -60,6 +60,19 @@ async def test_an_engine_reports_its_own_calls_only_and_not_without_end() -> Non
     await registry.settle(call, Outcome.OK, has_reports=False)
 
 
+async def test_an_aborted_call_waits_for_the_step_that_it_was_in() -> None:
+    store = MemoryStore(make_policy("fcfs"), program_idle_s=60.0, session_ttl_s=60.0)
+    registry = CallRegistry(
+        store, SchedulerConfig(policy="fcfs"), GatewayMetrics(), clock=lambda: 0.0, report_wait_s=0.2
+    )
+    call = await registry.begin(open_call({}, key="k").request, "fake-0")
+    settling = asyncio.create_task(registry.settle(call, Outcome.ABORTED, has_reports=True))
+    # Longer than any other call waits.
+    await asyncio.sleep(0.3)
+    registry.on_report("fake-0", report_of(call.engine_key))
+    assert not (await settling).estimated
+
+
 def logged(
     serve: Any, path: Path, behaviour: FakeBehaviour, *, has_socket: bool = True, **fields: Any
 ) -> Any:

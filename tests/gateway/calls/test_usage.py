@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from autellix_backend.gateway.calls.usage import MAX_REASON, TAIL_BYTES, StreamTail, read_usage
@@ -82,3 +83,18 @@ def test_a_stream_says_why_it_ended_before_its_usage() -> None:
     tail.feed(b'data: {"choices":[{"finish_reason":"stop"}]}\n\ndata: ' + USAGE + b"\n\n")
     usage = tail.usage(b"data: [DONE]\n\n")
     assert usage is not None and usage.finish_reasons == ("length", "stop")
+
+
+def message_start(**counts: int) -> bytes:
+    return b"event: message_start\ndata: " + msgspec.json.encode({"message": {"usage": counts}}) + b"\n\n"
+
+
+def test_a_message_states_its_prompt_in_its_first_event() -> None:
+    tail = StreamTail()
+    tail.feed(message_start(input_tokens=20_000, cache_read_input_tokens=5, output_tokens=1))
+    for _ in range(50):
+        tail.feed(b'data: {"delta": {"text": "' + b"a" * 1000 + b'"}}\n\n')
+    # It broke off here: its last usage has not come.
+    assert tail.usage(streamed_events=51) == Usage(20_005, 51, 5)
+    tail.feed(b'data: {"delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 20}}\n\n')
+    assert tail.usage() == Usage(20_005, 20, 5, ("end_turn",))

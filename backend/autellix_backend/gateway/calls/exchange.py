@@ -2,7 +2,8 @@
 
 A call is settled exactly once, also when its client disconnects, its engine dies, times out or cannot
 be reached, or the gateway shuts down. Until the first byte of its answer it may be sent again: once after a
-reset of the connection, and once more to another engine when its engine died.
+reset of the connection, and once more to another engine when its engine died. Once the head of its stream is
+out, what fails ends the stream with an error event.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ from autellix_backend.gateway.calls.dialects import Dialect
 from autellix_backend.gateway.calls.open_call import CallRequest, OpenCall
 from autellix_backend.gateway.calls.outbound import engine_request
 from autellix_backend.gateway.calls.registry import CallRegistry
+from autellix_backend.gateway.calls.relayed_stream import RelayedStream
 from autellix_backend.gateway.calls.reply import Reply
-from autellix_backend.gateway.calls.sse import StreamEndSplitter, begins_stream, error_event, holds_error
-from autellix_backend.gateway.calls.usage import StreamTail, read_usage
+from autellix_backend.gateway.calls.sse import begins_stream, engine_error_event, error_event, holds_error
+from autellix_backend.gateway.calls.usage import read_usage
 from autellix_backend.gateway.engines.handle import EngineHandle
 from autellix_backend.gateway.engines.router import Assignment, Router
 from autellix_backend.gateway.engines.upstream import EngineResetError
@@ -32,7 +34,9 @@ from autellix_backend.gateway.errors import (
     EngineTimeoutError,
     EngineUnavailableError,
     GatewayError,
+    InvalidRequestError,
     ShuttingDownError,
+    UnavailableError,
 )
 from autellix_backend.gateway.identity.identity import IdentityResolver, read_identity
 from autellix_backend.gateway.identity.program_class import shared_prefix
@@ -47,9 +51,7 @@ from autellix_backend.gateway.requests import (
 )
 from autellix_backend.gateway.tenancy.intake import Intake
 from autellix_backend.gateway.tenancy.tenants import Tenants
-from autellix_backend.observe.settled_call import Outcome
-
-EVENT_FIELD = b"data:"
+from autellix_backend.observe.settled_call import Outcome, Usage
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -124,16 +126,21 @@ class Exchange:
     """Whether an engine died under the call and it was sent to another one."""
     ended: tuple[str, ...] = ()
     """The ends of other programs that went with the call."""
+    stream: RelayedStream | None = None
+    """The stream that the engine answers with."""
 
     async def run(self, receive: Receive) -> None:
         """Answer the call until its client disconnects, and settle it."""
         is_cut_off = False
+        if self.call.request.body.is_streaming and self.call.request.dialect.stream_ends:
+            self.reply.keep_alive()
         try:
             await run_while_connected(self._attempt_all(), receive)
         except asyncio.CancelledError:
             # The server has waited long enough for this call; its client still expects an answer.
             is_cut_off = True
         finally:
+            await self.reply.stop_waiting()
             if self.call.receipt is None:
                 await self._settle_unanswered()
         if is_cut_off:
@@ -147,6 +154,10 @@ class Exchange:
                 self.registry.move(self.call, self.assignment.handle.name)
         except GatewayError as error:
             self.outcome = _outcome_of(error)
+            await self.reply.stop_waiting()
+            if self.reply.has_begun:
+                await self._break_off(error)
+                return
             error.headers.update(self.reply.call_headers(self.call.level))
             raise
 
@@ -194,7 +205,7 @@ class Exchange:
 
     async def _check_repeat(self, error: EngineUnavailableError) -> None:
         """Raise the error again unless the call may be sent to another engine because its engine died."""
-        if self.reply.has_begun or not await self._has_died():
+        if self.reply.has_content or not await self._has_died():
             raise error
         if self.was_repeated:
             # The call may be what kills engines: no client library should send it a third time.
@@ -216,11 +227,20 @@ class Exchange:
         if response.status >= 500 and await self._has_died():
             raise self._death()
         self.outcome = Outcome.REJECTED
-        await self.registry.settle(self.call, self.outcome, has_reports=False)
-        await self.reply.send_whole(response, content, self.call.level)
+        receipt = await self.registry.settle(self.call, self.outcome, has_reports=False)
+        await self.reply.stop_waiting()
+        if not self.reply.has_begun:
+            await self.reply.send_whole(response, content, self.call.level)
+            return
+        error = handle.upstream.bad_answer(f"answered with status {response.status}")
+        event = engine_error_event(content, error, self.call.request.dialect.errors)
+        await self.reply.send_part(event + receipt.comment(), is_last=True)
 
     async def _relay_body(self, handle: EngineHandle, response: ClientResponse) -> None:
         content = await handle.upstream.read(response)
+        await self.reply.stop_waiting()
+        if self.reply.has_begun:
+            raise handle.upstream.bad_answer("did not answer with a stream of events")
         is_json = response.content_type == "application/json" and "content-encoding" not in response.headers
         if is_json and not is_object(content):
             raise handle.upstream.bad_answer("did not answer with a JSON object")
@@ -232,57 +252,74 @@ class Exchange:
         await self.reply.send_whole(response, content, receipt.level or self.call.level)
 
     async def _relay_stream(self, handle: EngineHandle, response: ClientResponse) -> None:
-        splitter = StreamEndSplitter(self.call.request.dialect.stream_ends)
+        stream = self.stream = RelayedStream(self.call)
         try:
-            await self._relay_events(handle, response, splitter)
-        except GatewayError as error:
-            if not self.reply.has_begun:
-                raise
-            await self._break_off(error, splitter.flush())
+            if response.headers.get("content-encoding", "identity") != "identity":
+                raise handle.upstream.bad_answer("compressed its stream of events, which was not asked for")
+            await self._relay_events(handle, response, stream)
+            await self._end_stream(handle, response, stream)
         finally:
-            # The engine must abort a call whose stream is not read to its end.
-            response.close()
+            if stream.is_complete:
+                handle.upstream.let_end(response)
+            else:
+                # The engine must abort a call whose stream is not read to its end.
+                response.close()
 
     async def _relay_events(
-        self, handle: EngineHandle, response: ClientResponse, splitter: StreamEndSplitter
+        self, handle: EngineHandle, response: ClientResponse, stream: RelayedStream
     ) -> None:
-        reply, kept, last_event = self.reply, StreamTail(), bytearray()
-        while chunk := await handle.upstream.read_part(response):
-            if not reply.has_begun and not begins_stream(chunk):
+        """Relay a stream up to its last event, or to its end without one."""
+        reply = self.reply
+        while not stream.is_complete and (chunk := await handle.upstream.read_part(response)):
+            if not reply.has_content and not begins_stream(chunk):
                 raise handle.upstream.bad_answer("did not answer with a stream of events")
-            if holds_error(chunk) and await self._has_died():
-                raise self._death()
-            if not reply.has_begun:
-                await reply.begin_stream(response)
-            head, found = (b"", chunk) if last_event else splitter.feed(chunk)
-            if head:
-                kept.feed(head)
-                self.call.streamed_events += head.count(EVENT_FIELD)
-                await reply.send_part(head)
-            if found:
-                last_event += found
-                handle.upstream.check_size(len(last_event))
-        if not reply.has_begun:
+            if holds_error(chunk):
+                stream.has_error = True
+                if await self._has_died():
+                    raise self._death()
             await reply.begin_stream(response)
-        receipt = await self.registry.settle(
-            self.call,
-            Outcome.OK,
-            has_reports=self._has_reports,
-            read_usage=partial(kept.usage, bytes(last_event)),
-        )
-        await reply.send_part(splitter.flush() + receipt.comment() + last_event, is_last=True)
+            if head := stream.feed(chunk):
+                await reply.send_part(head)
+            handle.upstream.check_size(len(stream.last_event))
 
-    async def _break_off(self, error: GatewayError, rest: bytes) -> None:
+    async def _end_stream(
+        self, handle: EngineHandle, response: ClientResponse, stream: RelayedStream
+    ) -> None:
+        await self.reply.begin_stream(response)
+        self.outcome = stream.outcome()
+        receipt = await self.registry.settle(
+            self.call, self.outcome, has_reports=self._has_reports, read_usage=stream.usage
+        )
+        rest = stream.flush()
+        if self.outcome is Outcome.TRUNCATED:
+            error = handle.upstream.bad_answer("ended its stream without the last event")
+            rest += error_event(error, self.call.request.dialect.errors)
+        await self.reply.send_part(rest + receipt.comment() + stream.last_event, is_last=True)
+
+    async def _break_off(self, error: GatewayError) -> None:
         """End a stream with an error event, because its head is out already."""
-        self.outcome = _outcome_of(error)
-        receipt = await self.registry.settle(self.call, self.outcome, has_reports=False)
-        event = error_event(error, self.call.request.dialect.errors)
+        stream = self.stream
+        receipt = await self.registry.settle(
+            self.call, self.outcome, has_reports=False, read_usage=self._read_usage
+        )
+        rest = b"" if stream is None else stream.flush() + stream.last_event
+        is_final = self.reply.has_content or not isinstance(error, UnavailableError)
+        event = error_event(error, self.call.request.dialect.errors, is_final=is_final)
         await self.reply.send_part(rest + event + receipt.comment(), is_last=True)
+
+    def _read_usage(self) -> Usage | None:
+        """Return the usage that has come with an answer that broke off."""
+        return None if self.stream is None else self.stream.usage()
 
     async def _settle_unanswered(self) -> None:
         was_sent = self.call.sent_s is not None
         did_run = was_sent and self.outcome in (Outcome.ABORTED, Outcome.TIMEOUT, Outcome.BAD_ANSWER)
-        await self.registry.settle(self.call, self.outcome, has_reports=did_run and self._has_reports)
+        await self.registry.settle(
+            self.call,
+            self.outcome,
+            has_reports=did_run and self._has_reports,
+            read_usage=self._read_usage,
+        )
 
     async def _answer_cut_off(self) -> None:
         """Answer a call that the shutdown cut off, if it can still be answered.
@@ -312,4 +349,6 @@ class Exchange:
 def _outcome_of(error: GatewayError) -> Outcome:
     if isinstance(error, EngineTimeoutError):
         return Outcome.TIMEOUT
+    if isinstance(error, InvalidRequestError):
+        return Outcome.REJECTED
     return Outcome.BAD_ANSWER if isinstance(error, EngineAnswerError) else Outcome.UNAVAILABLE

@@ -130,7 +130,7 @@ class OpenCall(QueuedCall):
         """How many of its reports are kept: engines that call tools themselves make more requests for it."""
         return self.request.body.record_count + FURTHER_REPORTS
 
-    def make_receipt(self, outcome: Outcome, scheduler: SchedulerConfig) -> Receipt:
+    def make_receipt(self, outcome: Outcome, scheduler: SchedulerConfig, now: float) -> Receipt:
         """Add up the reports that have come; without any, estimate the service from the answer's tokens."""
         reports = self.reports
         if not reports:
@@ -138,7 +138,7 @@ class OpenCall(QueuedCall):
                 call_id=self.start.call_id,
                 program_id=self.shown_program,
                 wait_s=self.wait_s,
-                service_s=self._estimated_service_s(outcome, scheduler),
+                service_s=self._estimated_service_s(outcome, scheduler, now),
                 estimated=True,
                 inactive_s=self.inactive_s,
             )
@@ -162,16 +162,25 @@ class OpenCall(QueuedCall):
             inactive_s=self.inactive_s + max([report.inactive_s for report in reports]),
         )
 
-    def _estimated_service_s(self, outcome: Outcome, scheduler: SchedulerConfig) -> float:
-        """Return the nominal service of the answer's tokens, or of the estimated prompt and the stream."""
+    def _estimated_service_s(self, outcome: Outcome, scheduler: SchedulerConfig, now: float) -> float:
+        """Return the nominal service of the answer's tokens, or of the estimated prompt and the stream.
+
+        An aborted call ran for no longer than since it was sent, each of its requests.
+        """
         # An engine that refused or was not there did no work.
-        if self.sent_s is None or outcome in (Outcome.REJECTED, Outcome.UNAVAILABLE):
+        is_unserved = outcome is Outcome.UNAVAILABLE and not self.streamed_events
+        if self.sent_s is None or outcome is Outcome.REJECTED or is_unserved:
             return 0.0
+        service_s = scheduler.nominal_service_s(*self._served_tokens())
+        longest_s = (now - self.sent_s) * self.request.body.record_count
+        return min(service_s, longest_s) if outcome is Outcome.ABORTED else service_s
+
+    def _served_tokens(self) -> tuple[int, int]:
+        """Return the prefilled and the decoded tokens, estimated where no usage has come."""
         if (usage := self.usage) is None:
             context = self.arrival.context
-            return scheduler.nominal_service_s(context.tokens if context else 0, self.streamed_events)
-        prefill_tokens = usage.prompt_tokens - (usage.cached_tokens or 0)
-        return scheduler.nominal_service_s(max(0, prefill_tokens), usage.output_tokens)
+            return context.tokens if context else 0, self.streamed_events
+        return max(0, usage.prompt_tokens - (usage.cached_tokens or 0)), usage.output_tokens
 
     def end(self, receipt: Receipt, outcome: Outcome) -> CallEnd:
         """Return what the store has to know of the settled call."""
@@ -224,6 +233,7 @@ class OpenCall(QueuedCall):
             prefilled_s=prefilled_s,
             inherited_service_s=self.entry_service_s,
             stated_usage=self.usage,
+            streamed_events=self.streamed_events,
             is_final=identity.is_final,
             traceparent=request.headers.get("traceparent"),
         )

@@ -2,7 +2,8 @@
 
 A call waits for one report from each engine request that it became. If they do not all come in time, its
 receipt is estimated from the tokens of its answer, and is marked as estimated. The time that passed is no
-estimate: it holds the call's waiting in the engine.
+estimate: it holds the call's waiting in the engine. Nobody waits for the receipt of an aborted call, so it
+waits longer for its reports: an engine sends them after the step that it was in.
 """
 
 from __future__ import annotations
@@ -36,6 +37,9 @@ MAX_READABLE_ID = 200
 DRAIN_MARGIN_S = 1.0
 """How much longer than `report_wait_s` the shutdown waits for cancelled calls."""
 
+
+ABORTED_WAITS = 10
+"""How many times `report_wait_s` an aborted call waits for its reports."""
 
 logger = logging.getLogger(__name__)
 
@@ -209,8 +213,9 @@ class CallRegistry:
         """
         try:
             if has_reports and call.receipt is None and not call.has_reports.is_set():
+                waits = ABORTED_WAITS if outcome is Outcome.ABORTED else 1
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(self._report_wait_s):
+                    async with asyncio.timeout(self._report_wait_s * waits):
                         await call.has_reports.wait()
         finally:
             # A cancelled call has no time to wait for reports; it must be settled all the same.
@@ -233,7 +238,7 @@ class CallRegistry:
         now = self._clock()
         if self._wants_usage or not call.reports:
             call.usage = read_usage()
-        receipt = call.receipt = call.make_receipt(outcome, self._scheduler)
+        receipt = call.receipt = call.make_receipt(outcome, self._scheduler, now)
         del self._open[call.engine_key]
         if not self._open:
             self._is_idle.set()

@@ -1,8 +1,14 @@
-"""The answer to a call's client: its head with the call's ids and engine, and its body."""
+"""The answer to a call's client: its head with the call's ids and engine, and its body.
+
+A stream whose engine sends nothing for a second begins all the same: its head goes out, and a comment every
+few seconds until the engine's first bytes, so that no proxy and no client takes it for dead. Until then
+another engine may still answer; the head names the one that the call was at.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from aiohttp import ClientResponse
@@ -14,10 +20,16 @@ from autellix_backend.gateway.engines.router import Assignment
 from autellix_backend.gateway.engines.upstream import response_headers
 from autellix_wire.headers import CALL_ID, ENGINE, IDENTITY_SOURCE, PROGRAM_ID, QUEUE_LEVEL
 
+HEAD_WAIT_S = 1.0
+"""How long the head of a stream waits for the engine: what fails until then gets an error with its status."""
+COMMENT_PERIOD_S = 5.0
+WAITING = b": waiting\n\n"
+_WAITING_HEAD = ((b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"))
+
 
 @dataclass(slots=True, eq=False)
 class Reply:
-    """The response to one call; its start frees the call's share of the engine's bounds."""
+    """The response to one call; its engine's first bytes free the call's share of the engine's bounds."""
 
     registry: CallRegistry
     assignment: Assignment
@@ -25,19 +37,44 @@ class Reply:
     send: Send
     has_begun: bool = False
     """Whether the client has the head."""
+    has_content: bool = False
+    """Whether the client has something of the engine's answer, so that no other engine may answer."""
     is_open: bool = False
     """Whether the client expects more of a stream."""
+    _timer: asyncio.TimerHandle | None = None
+    _comments: asyncio.Task[None] | None = None
+
+    def keep_alive(self) -> None:
+        """Begin a stream after a while, and send comments until stop_waiting()."""
+        self._timer = asyncio.get_running_loop().call_later(HEAD_WAIT_S, self._start_comments)
+
+    async def stop_waiting(self) -> None:
+        """End the comments; whether the head has gone out is certain then."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._comments is not None:
+            self._comments.cancel()
+            await asyncio.wait([self._comments])
 
     async def send_whole(self, response: ClientResponse, content: bytes, level: int) -> None:
         """Send an engine's answer with this content, from a call that ended at a level."""
         length = (b"content-length", str(len(content)).encode())
-        await self._begin(response, [*self._head(level), length])
+        self._take_over()
+        await self._begin(
+            response.status, [*response_headers(response.raw_headers), *self._head(level), length]
+        )
         await self.send({"type": "http.response.body", "body": content})
 
     async def begin_stream(self, response: ClientResponse) -> None:
-        """Send the head of a stream, at its first bytes: until then the call may go to another engine."""
-        await self._begin(response, self._head(self.call.level))
-        self.is_open = True
+        """Send the head of a stream at its first bytes, unless it has gone out already."""
+        if self.has_content:
+            return
+        await self.stop_waiting()
+        self._take_over()
+        if not self.has_begun:
+            head = [*response_headers(response.raw_headers), *self._head(self.call.level)]
+            await self._begin(response.status, head)
+            self.is_open = True
 
     async def send_part(self, data: bytes, *, is_last: bool = False) -> None:
         """Send a part of a stream."""
@@ -61,8 +98,20 @@ class Reply:
         headers = self.call_headers(level).items()
         return [(name.lower().encode(), value.encode("latin-1")) for name, value in headers]
 
-    async def _begin(self, response: ClientResponse, own: list[tuple[bytes, bytes]]) -> None:
-        headers = [*response_headers(response.raw_headers), *own]
-        self.has_begun = True
+    def _take_over(self) -> None:
+        self.has_content = True
         self.assignment.space.release()
-        await self.send({"type": "http.response.start", "status": response.status, "headers": headers})
+
+    async def _begin(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        await self.send({"type": "http.response.start", "status": status, "headers": list(headers)})
+        self.has_begun = True
+
+    def _start_comments(self) -> None:
+        self._comments = asyncio.create_task(self._comment())
+
+    async def _comment(self) -> None:
+        await self._begin(200, [*_WAITING_HEAD, *self._head(self.call.level)])
+        self.is_open = True
+        while True:
+            await self.send({"type": "http.response.body", "body": WAITING, "more_body": True})
+            await asyncio.sleep(COMMENT_PERIOD_S)

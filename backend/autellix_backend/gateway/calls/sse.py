@@ -5,12 +5,15 @@ The receipt is an SSE comment, because a data event would reach the user's code 
 
 from __future__ import annotations
 
+import msgspec
+
 from autellix_backend.gateway.errors import ErrorShape, GatewayError
+from autellix_backend.gateway.raw_json import JSON_ERRORS
 
 _FIELDS = (b"data", b"event", b"id", b"retry")
 _LONGEST_FIELD = 6
-OPENAI_ERROR = b'data: {"error":'
-ANTHROPIC_ERROR = b"event: error\n"
+_ERRORS = (b'data: {"error":', b"event: error\n", b"event: response.failed\n")
+_EVENT_ENDS = (b"\n\n", b"\r\n\r\n", b"\r\r")
 
 
 class StreamEndSplitter:
@@ -57,13 +60,17 @@ class StreamEndSplitter:
         return min([at + 1 for end in self._ends if (at := data.find(b"\n" + end)) >= 0], default=-1)
 
 
-def error_event(error: GatewayError, shape: ErrorShape) -> bytes:
+def error_event(error: GatewayError, shape: ErrorShape, *, is_final: bool = True) -> bytes:
     """Turn an error into an SSE event; the blank line before it closes an event that was cut off.
 
     Headers can no longer say that the call must not be repeated, so OpenAI's error object does.
     """
+    return _event(error.body(shape, is_final=is_final), shape)
+
+
+def _event(data: bytes, shape: ErrorShape) -> bytes:
     name = b"event: error\n" if shape is ErrorShape.ANTHROPIC else b""
-    return b"\n\n" + name + b"data: " + error.body(shape, is_final=True) + b"\n\n"
+    return b"\n\n" + name + b"data: " + data + b"\n\n"
 
 
 def begins_stream(chunk: bytes) -> bool:
@@ -75,4 +82,21 @@ def begins_stream(chunk: bytes) -> bool:
 
 def holds_error(chunk: bytes) -> bool:
     """Return whether a chunk holds an engine's error event; within JSON, quotes are escaped."""
-    return OPENAI_ERROR in chunk or ANTHROPIC_ERROR in chunk
+    return any(error in chunk for error in _ERRORS)
+
+
+def ends_event(data: bytes | bytearray, start: int = 0) -> bool:
+    """Return whether a blank line ends an event in what follows `start`."""
+    return any(data.find(end, max(0, start - len(end))) >= 0 for end in _EVENT_ENDS)
+
+
+def engine_error_event(content: bytes, error: GatewayError, shape: ErrorShape) -> bytes:
+    """Turn an engine's error object into an SSE event; `error` takes its place if it is no such object."""
+    try:
+        found = msgspec.json.decode(content, type=dict[str, msgspec.Raw])
+    except JSON_ERRORS:
+        found = {}
+    if "error" not in found:
+        return error_event(error, shape)
+    # A line break within would end the event's line.
+    return _event(msgspec.json.encode(msgspec.json.decode(content)), shape)

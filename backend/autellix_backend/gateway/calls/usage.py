@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from typing import Annotated
 
 import msgspec
@@ -13,6 +14,9 @@ from autellix_backend.observe.settled_call import Usage
 
 TAIL_BYTES = 16 * 1024
 """How much of a stream is kept before its last event; in some dialects the event before it has the usage."""
+
+START_BYTES = 4 * 1024
+"""How much of a stream's start is kept: Anthropic's first event has the tokens of the prompt."""
 
 REASON_EVENTS = 4
 """How many events before the usage are searched for finish reasons: parallel choices end one by one."""
@@ -65,6 +69,8 @@ class _Answer(msgspec.Struct, frozen=True):
     usage: _Counts | None = None
     response: _Response | None = None
     """The place of the usage in the last event of a streamed response."""
+    message: _Response | None = None
+    """Its place in the first event of a streamed message."""
 
 
 class _Choice(msgspec.Struct, frozen=True):
@@ -94,17 +100,33 @@ _ended_decoder = msgspec.json.Decoder(_Endings)
 
 def read_usage(content: bytes) -> Usage | None:
     """Return what a whole answer states of itself, None without a readable usage."""
-    usage = _read_counts(content)
+    counts = _read_counts(content)
+    usage = None if counts is None else counts.usage()
     return None if usage is None else replace(usage, finish_reasons=_read_reasons(content))
 
 
-def _read_counts(content: bytes) -> Usage | None:
+def _read_counts(content: bytes) -> _Counts | None:
     try:
         answer = _decoder.decode(content)
     except JSON_ERRORS:
         return None
-    counts = answer.usage or (answer.response.usage if answer.response else None)
-    return counts.usage() if counts else None
+    return answer.usage or (answer.response.usage if answer.response else None)
+
+
+def _read_start(events: Iterable[bytes]) -> _Counts | None:
+    """Return the counts of the first event of a message."""
+    for event in events:
+        try:
+            message = _decoder.decode(event).message
+        except JSON_ERRORS:
+            continue
+        if message is not None:
+            return message.usage
+    return None
+
+
+def _events(data: bytes) -> list[bytes]:
+    return [line.removeprefix(_DATA) for line in data.splitlines() if line.startswith(_DATA)]
 
 
 def _read_reasons(content: bytes) -> tuple[str, ...]:
@@ -115,29 +137,41 @@ def _read_reasons(content: bytes) -> tuple[str, ...]:
 
 
 class StreamTail:
-    """The last bytes of a relayed stream, TAIL_BYTES of them or a few more."""
+    """The first bytes of a relayed stream, and the last TAIL_BYTES of them or a few more."""
 
     def __init__(self) -> None:
         self._parts: deque[bytes] = deque()
         self._size = 0
+        self._start = b""
 
     def feed(self, data: bytes) -> None:
         """Append the next bytes."""
+        if len(self._start) < START_BYTES:
+            self._start += data[:START_BYTES]
         self._parts.append(data)
         self._size += len(data)
         while self._size - len(self._parts[0]) >= TAIL_BYTES:
             self._size -= len(self._parts.popleft())
 
-    def usage(self, last_event: bytes = b"") -> Usage | None:
+    def usage(self, last_event: bytes = b"", streamed_events: int = 0) -> Usage | None:
         """Return the last usage in the kept bytes and the stream's last event.
 
-        The reasons of its end stand in the same event, or in one of the last before it.
+        The reasons of its end stand in the same event, or in one of the last before it. A message states the
+        tokens of its prompt in its first event; if it broke off, its events count as its output.
         """
-        lines = b"".join((*self._parts, last_event)).splitlines()
-        events = [line.removeprefix(_DATA) for line in lines if line.startswith(_DATA)]
+        events = _events(b"".join((*self._parts, last_event)))
+        start = _read_start(_events(self._start))
         for at in reversed(range(len(events))):
-            if (usage := _read_counts(events[at])) is not None:
+            counts = _read_counts(events[at])
+            usage = None if counts is None else counts.usage() or _joined(start, counts)
+            if usage is not None:
                 near = events[max(0, at - REASON_EVENTS) : at + 1]
                 reasons = tuple(reason for event in near for reason in _read_reasons(event))
                 return replace(usage, finish_reasons=reasons)
-        return None
+        usage = None if start is None else start.usage()
+        return None if usage is None else replace(usage, output_tokens=streamed_events)
+
+
+def _joined(start: _Counts | None, end: _Counts) -> Usage | None:
+    """Return the usage of a message whose last counts leave out its prompt."""
+    return None if start is None else replace(start, output_tokens=end.output_tokens).usage()

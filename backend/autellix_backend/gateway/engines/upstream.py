@@ -29,6 +29,8 @@ CONNECT_TIMEOUT_S = 5.0
 """Within a data centre connecting takes milliseconds; a longer wait would only delay the retry elsewhere."""
 READ_BYTES = 64 * 1024
 """Reading from an engine pauses at twice as many unread bytes of an answer."""
+END_WAIT_S = 1.0
+"""How long a response may take to end after its last event, so that its connection can be used again."""
 LOOK_PERIOD_S = 1.0
 """How often the connection of a body is looked at."""
 MAX_PLAIN_BODY_BYTES = 2**20
@@ -102,6 +104,8 @@ class Upstream:
         self._settings = settings
         self.on_retry = on_retry
         self._session: aiohttp.ClientSession | None = None
+        self._ending: set[aiohttp.ClientResponse] = set()
+        """Responses of which everything but their end has come."""
 
     def open(self) -> None:
         """Allow requests; must be called in the event loop.
@@ -119,6 +123,8 @@ class Upstream:
 
     async def close(self) -> None:
         """Close the connections; those of running calls too."""
+        for response in list(self._ending):
+            self._close_ending(response)
         session, self._session = self._session, None
         if session is not None:
             await session.close()
@@ -209,6 +215,16 @@ class Upstream:
             return await response.content.readany()
         except _FAILURES as error:
             raise self._translate(error) from error
+
+    def let_end(self, response: aiohttp.ClientResponse) -> None:
+        """Keep the connection of a response that needs no more reading, if the response ends soon."""
+        if not response.content.is_eof():
+            self._ending.add(response)
+            asyncio.get_running_loop().call_later(END_WAIT_S, self._close_ending, response)
+
+    def _close_ending(self, response: aiohttp.ClientResponse) -> None:
+        self._ending.discard(response)
+        response.close()
 
     def check_size(self, size_bytes: int) -> None:
         """Raise an EngineAnswerError if an answer of this size may not be buffered."""

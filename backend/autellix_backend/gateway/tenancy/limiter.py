@@ -169,9 +169,10 @@ class Limiter:
 def charge_of(settled: SettledCall) -> Charge:
     """Return what a settled call costs."""
     usage = settled.engine_usage
-    tokens = 0 if usage is None else usage.prompt_tokens + usage.output_tokens
-    # A call that reached no engine is refunded.
-    return Charge(tokens, settled.receipt.service_s, settled.outcome is Outcome.UNAVAILABLE)
+    # A stream that states no usage costs an output token for each event.
+    tokens = settled.streamed_events if usage is None else usage.prompt_tokens + usage.output_tokens
+    is_refunded = settled.outcome is Outcome.UNAVAILABLE and not settled.streamed_events
+    return Charge(tokens, settled.receipt.service_s, is_refunded)
 
 
 def _bucket(bucket: Bucket | None, per_minute: float | None, now: float) -> Bucket | None:
