@@ -350,7 +350,7 @@ def _client() -> aiohttp.ClientSession:
 def _serve_fake(socket_path: Path, token_delay_s: float, report: Connection) -> None:
     async def run() -> None:
         behaviour = FakeBehaviour(output_tokens=LONG_TOKENS, token_delay_s=token_delay_s)
-        engine = FakeEngine(behaviour, name="fake", report_socket=socket_path)
+        engine = FakeEngine(behaviour, name="fake", report_address=f"ipc://{socket_path}")
         await engine.start()
         report.send(engine.base_url)
         await asyncio.Event().wait()

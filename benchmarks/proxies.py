@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -61,10 +61,9 @@ class RunningEngine:
 
     name: str
     base_url: str
-    report_socket: Path | None
+    report_endpoints: Sequence[str]
     is_owned: bool = False
     kind: EngineKind = EngineKind.VLLM
-    report_endpoints: tuple[str, ...] = ()
     kv_tokens: int | None = None
 
     async def start(self) -> None:
@@ -92,7 +91,7 @@ class RunningEngine:
 @asynccontextmanager
 async def gateway(engine: Engine, settings: Settings | None = None) -> AsyncIterator[Proxy]:
     """Start a gateway as `autellix serve` runs it."""
-    running = RunningEngine(engine.name, engine.base_url, engine.report_socket)
+    running = RunningEngine(engine.name, engine.base_url, engine.report_endpoints)
     async with _child("autellix", _serve_gateway, running, settings or Settings()) as proxy:
         yield proxy
 
@@ -105,7 +104,7 @@ async def other_gateway(engine: Engine, checkout: Path, name: str) -> AsyncItera
         sys.executable,
         __file__,
         engine.base_url,
-        str(engine.report_socket),
+        *engine.report_endpoints,
         stdout=asyncio.subprocess.PIPE,
         env=environment,
     )
@@ -267,9 +266,9 @@ def main() -> None:
     """Serve a gateway before a running engine until it is ended; print its port."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("url", help="address of the engine")
-    parser.add_argument("report_socket", type=Path, help="socket of the engine's reports")
+    parser.add_argument("report_endpoints", nargs="*", help="addresses of the engine's reports")
     args = parser.parse_args()
-    _serve_gateway(RunningEngine("fake", args.url, args.report_socket), Settings(), _Printed())
+    _serve_gateway(RunningEngine("fake", args.url, args.report_endpoints), Settings(), _Printed())
 
 
 if __name__ == "__main__":

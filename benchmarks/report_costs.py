@@ -1,4 +1,4 @@
-"""What a report costs the engine's loop: over the local socket, over report links, and without a receiver.
+"""What a report costs the engine's loop: on one machine and over the network.
 
     .venv/bin/python benchmarks/report_costs.py
 
@@ -17,12 +17,11 @@ import statistics
 import tempfile
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from autellix_backend.engines.report_client import ReportClient
 from autellix_backend.reports.link import EngineFacts
-from autellix_backend.vllm_plugin.report_outlet import ReportOutlet
+from autellix_backend.vllm_plugin.report_server import ReportServer
 from autellix_lab.fakes.call import FakeBehaviour, FakeCall
 
 SPAWN = multiprocessing.get_context("spawn")
@@ -30,16 +29,6 @@ SECRET = "the secret of this benchmark"
 FACTS = EngineFacts(
     engine="e", version="0", vllm="0", policy="plas", has_admission=False, slots=256, kv_tokens=None
 )
-
-
-def receive_local(path: str, received: Any) -> None:
-    """Read datagrams, and count them."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
-        receiver.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 * 2**20)
-        receiver.bind(path)
-        while True:
-            receiver.recv(65536)
-            received.value += 1
 
 
 def receive_linked(address: str, name: str, received: Any) -> None:
@@ -58,7 +47,7 @@ def receive_linked(address: str, name: str, received: Any) -> None:
 
 
 def measure(
-    outlet: ReportOutlet, gateways: Sequence[str], steps: int, per_step: int, step_s: float
+    server: ReportServer, gateways: Sequence[str], steps: int, per_step: int, step_s: float
 ) -> dict[str, float]:
     """Run steps, and send reports after each, to the gateways in turn."""
     call = FakeCall("call-0", {}, FakeBehaviour(), 8, 0)
@@ -70,7 +59,7 @@ def measure(
         time.sleep(step_s)
         for number in range(per_step):
             before = time.perf_counter()
-            outlet.send(report, gateways[number % len(gateways)])
+            server.send(gateways[number % len(gateways)], report)
             costs.append(time.perf_counter() - before)
     costs.sort()
     return {
@@ -79,7 +68,7 @@ def measure(
         "p99_us": 1e6 * costs[int(0.99 * len(costs))],
         "max_us": 1e6 * costs[-1],
         "cpu_us_per_report": 1e6 * (time.process_time() - cpu_s) / len(costs),
-        "lost": outlet.dropped_records,
+        "lost": server.dropped_records,
         "wall_s": time.monotonic() - start_s,
     }
 
@@ -98,48 +87,38 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for per_step in (1, 16, 256):
             steps = max(40, args.steps // max(1, per_step // 16))
-            local(Path(folder) / f"{per_step}.sock", steps, per_step, args.step_ms / 1000)
+            way = f"ipc://{folder}/{per_step}"
+            linked(way, 1, steps, per_step, args.step_ms / 1000)
             for gateways in args.gateways:
-                linked(gateways, steps, per_step, args.step_ms / 1000)
+                linked(free_address(), gateways, steps, per_step, args.step_ms / 1000)
 
 
-def local(path: Path, steps: int, per_step: int, step_s: float) -> None:
-    """Measure the local socket."""
-    received = SPAWN.Value("l", 0, lock=False)
-    process = SPAWN.Process(target=receive_local, args=(str(path), received), daemon=True)
-    process.start()
-    while not path.exists():
-        time.sleep(0.01)
-    outlet = ReportOutlet(str(path))
-    figures = measure(outlet, [""], steps, per_step, step_s)
-    show("local", per_step, figures, [received])
-    process.kill()
-
-
-def linked(gateways: int, steps: int, per_step: int, step_s: float) -> None:
-    """Measure report links."""
+def free_address() -> str:
+    """Return an address at which nothing listens."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        address = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
-    outlet = ReportOutlet(None)
+        return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+
+
+def linked(address: str, gateways: int, steps: int, per_step: int, step_s: float) -> None:
+    """Measure an engine with so many gateways."""
     # One for each, as none is locked.
     received = [SPAWN.Value("l", 0, lock=False) for _ in range(gateways)]
+    names = [f"g{number}" for number in range(gateways)]
     processes = [
-        SPAWN.Process(target=receive_linked, args=(address, f"g{number}", count), daemon=True)
-        for number, count in enumerate(received)
+        SPAWN.Process(target=receive_linked, args=(address, name, count), daemon=True)
+        for name, count in zip(names, received, strict=True)
     ]
     for process in processes:
         process.start()
-    outlet.listen(address, SECRET, lambda: FACTS)
-    assert outlet.server is not None
-    while not all(outlet.server.is_connected(f"g{number}") for number in range(gateways)):
+    server = ReportServer(address, SECRET, lambda: FACTS)
+    while not all(map(server.is_connected, names)):
         time.sleep(0.01)
-    names = [f"g{number}" for number in range(gateways)]
-    figures = measure(outlet, names, steps, per_step, step_s)
-    show(f"{gateways} linked", per_step, figures, received)
+    figures = measure(server, names, steps, per_step, step_s)
+    show(f"{gateways} {address.partition(':')[0]}", per_step, figures, received)
     for process in processes:
         process.kill()
-    outlet.close()
+    server.close()
 
 
 def show(way: str, per_step: int, figures: dict[str, float], received: list[Any]) -> None:

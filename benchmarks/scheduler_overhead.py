@@ -18,7 +18,6 @@ import contextlib
 import json
 import os
 import random
-import socket
 import statistics
 import tempfile
 import time
@@ -37,6 +36,7 @@ os.environ.update(
 )
 
 import torch
+import zmq
 from vllm import SamplingParams
 from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -60,7 +60,7 @@ PARTS = ("make_room", "on_scheduled", "charge", "report")
 Samples = defaultdict[str, list[float]]
 
 
-def make_config(model: Path, slots: int, policy: str, report_socket: str, settings: dict[str, Any]) -> Any:
+def make_config(model: Path, slots: int, policy: str, report_address: str, settings: dict[str, Any]) -> Any:
     """Make vLLM's configuration for an engine that is never started."""
     return EngineArgs(
         model=str(model),
@@ -72,7 +72,7 @@ def make_config(model: Path, slots: int, policy: str, report_socket: str, settin
         max_num_batched_tokens=8192,
         scheduling_policy=policy,
         enable_prefix_caching=False,
-        additional_config={"autellix": {"scheduler": SCHEDULER | settings, "report_socket": report_socket}},
+        additional_config={"autellix": {"scheduler": SCHEDULER | settings, "report_address": report_address}},
     ).create_engine_config()
 
 
@@ -150,14 +150,14 @@ def run_step(scheduler: Any) -> None:
     )
 
 
-def drain(receiver: socket.socket) -> None:
-    """Receive the datagrams, as a gateway does."""
-    with contextlib.suppress(BlockingIOError):
+def drain(receiver: Any) -> None:
+    """Receive the reports, as a gateway does."""
+    with contextlib.suppress(zmq.Again):
         while True:
-            receiver.recv(2**16)
+            receiver.recv(zmq.NOBLOCK)
 
 
-def measure(scheduler: Any, waiting: int, steps: int, receiver: socket.socket) -> dict[str, Any]:
+def measure(scheduler: Any, waiting: int, steps: int, receiver: Any) -> dict[str, Any]:
     """Play the steps and return the times of each part, in microseconds."""
     samples: Samples = defaultdict(list)
     names = ["schedule", "update_from_output"]
@@ -222,15 +222,22 @@ def compare(
     """Measure both schedulers with so many calls waiting."""
     stock = AsyncScheduler if is_async else Scheduler
     ours = AsyncProgramScheduler if is_async else SyncProgramScheduler
-    address = str(model.parent / "accounts.sock")
     row: dict[str, Any] = {"waiting": waiting}
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
-        receiver.bind(address)
-        receiver.setblocking(False)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        zmq.Context() as context,
+        context.socket(zmq.SUB) as receiver,
+    ):
+        receiver.subscribe(b"")
         for name, kind, policy in (("stock", stock, "priority"), ("autellix", ours, "fcfs")):
+            address = f"ipc://{folder}/{name}"
+            receiver.connect(address)
             scheduler = make_scheduler(kind, make_config(model, slots, policy, address, settings), 80 * slots)
+            plugin = getattr(scheduler, "plugin", None)
+            while plugin is not None and not plugin.tracker.is_reporting:
+                time.sleep(0.01)
             row[name] = measure(scheduler, waiting, steps, receiver)
-    Path(address).unlink()
+            scheduler.shutdown()
     return row
 
 

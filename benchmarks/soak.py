@@ -217,7 +217,9 @@ def _process(target: Any, *arguments: object) -> Iterator[Connection]:
 def _serve_engine(socket_path: Path, report: Connection) -> None:
     async def run() -> None:
         behaviour = FakeBehaviour(output_tokens=12, token_delay_s=0.01, fault_shares=FAULTS, slow_s=1.0)
-        engine = FakeEngine(behaviour, name="fake", report_socket=socket_path, keeps_requests=False)
+        engine = FakeEngine(
+            behaviour, name="fake", report_address=f"ipc://{socket_path}", keeps_requests=False
+        )
         await engine.start()
         report.send(engine.base_url)
         while await asyncio.to_thread(_is_open, report):

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import importlib.util
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -138,3 +139,12 @@ def live_engine(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> I
     asyncio.run(replica.start())
     yield replica
     asyncio.run(replica.stop())
+
+
+@pytest.fixture
+def local_address() -> Iterator[str]:
+    """Return an address for the reports of an engine on this machine, at which a killed one has listened."""
+    # Paths of unix sockets are short, pytest's folders are not.
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "a").touch()
+        yield f"ipc://{folder}/a"

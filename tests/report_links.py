@@ -1,15 +1,17 @@
-"""The two ends of report links, for tests: an engine's server, and gateways that are nothing else."""
+"""The ends of report links, for tests: an engine's server, gateways that are nothing else, and a listener."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from typing import Any
 
+import zmq
 from tests.ports import free_port
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 from autellix_backend.engines.report_client import LinkState, ReportClient
-from autellix_backend.reports.link import EngineFacts
+from autellix_backend.reports.link import END_OF_TOPIC, FACTS_TOPIC, EngineFacts
 from autellix_backend.vllm_plugin.report_server import ReportServer
 
 SECRET = "a secret of sixteen characters"
@@ -33,6 +35,25 @@ def serving(
         yield server
     finally:
         server.close()
+
+
+@contextmanager
+def overhearing(*addresses: str) -> Iterator[Callable[[], bytes]]:
+    """Yield a function that returns the next report or snapshot of engines on this machine, for whomever."""
+    with zmq.Context() as context, context.socket(zmq.SUB) as socket:
+        listener: Any = socket
+        listener.linger, listener.rcvtimeo = 0, int(1000 * PATIENCE_S)
+        listener.subscribe(b"")
+        for address in addresses:
+            listener.connect(address)
+
+        def next_message() -> bytes:
+            while True:
+                topic, _, content = listener.recv().partition(END_OF_TOPIC)
+                if topic != FACTS_TOPIC:
+                    return bytes(content)
+
+        yield next_message
 
 
 class LinkedGateway:

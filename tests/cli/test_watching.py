@@ -23,7 +23,7 @@ import pytest
 from rich.console import Console
 from tests.gateway.snapshots import snapshot, standing
 from tests.serving import listening
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, until
 
 from autellix_backend.cli.main import main
 from autellix_backend.cli.program_table import engine_table, program_table
@@ -43,7 +43,7 @@ def at_work(use: Callable[[str], None]) -> None:
 
     async def run(folder: Path) -> None:
         engine = FakeEngine(
-            FakeBehaviour(output_tokens=10_000, token_delay_s=0.01), report_socket=folder / "a.sock"
+            FakeBehaviour(output_tokens=10_000, token_delay_s=0.01), report_address=f"ipc://{folder}/reports"
         )
         await engine.start()
         app = create_app(Settings(scheduler=SchedulerConfig(policy="plas")), engine)
@@ -63,8 +63,10 @@ def at_work(use: Callable[[str], None]) -> None:
                 standing("slow", place=2, level=4, call_id=keys["slow"]),
                 slots=1,
             )
-            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
-                sender.sendto(told.to_bytes(), str(folder / "a.sock"))
+            assert engine.report_server is not None
+            engine.report_server.broadcast(told.to_bytes())
+            [handle] = app.state.pool
+            await until(lambda: handle.snapshots.merged is not None)
             await asyncio.to_thread(use, url)
             for task in tasks:
                 task.cancel()

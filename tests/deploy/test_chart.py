@@ -176,7 +176,6 @@ def test_engines_have_the_gateways_policy() -> None:
     told = PluginSettings.from_additional_config(json.loads(given["--additional-config"]))
     expected = scheduler_from_mapping({"policy": "plas", "bounds": [0.5, 2], "period_steps": 4})
     assert told.scheduler == expected
-    assert told.report_socket is None
 
 
 def test_engines_report_where_gateways_ask() -> None:

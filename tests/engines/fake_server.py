@@ -6,7 +6,6 @@ import argparse
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -21,10 +20,10 @@ class Handler(BaseHTTPRequestHandler):
             sys.stderr.write("RuntimeError: told to die\n")
             sys.stderr.flush()
             os._exit(7)
-        if self.path == "/tell":
-            self.server.tell()  # type: ignore[attr-defined]
         self.send_response(200)
         self.end_headers()
+        if self.path == "/tell":
+            self.wfile.write(self.server.told().encode())  # type: ignore[attr-defined]
 
 
 class Server(HTTPServer):
@@ -32,11 +31,10 @@ class Server(HTTPServer):
         super().__init__(address, Handler)
         self._config = config
 
-    def tell(self) -> None:
-        """Send a datagram to the socket for the scheduler's reports."""
-        path = json.loads(self._config)["autellix"]["report_socket"]
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
-            sender.sendto(b"told", path)
+    def told(self) -> str:
+        """Return where the scheduler is to report, and the secret for it."""
+        address = json.loads(self._config)["autellix"]["report_address"]
+        return f"{address} {os.environ['AUTELLIX_ENGINE_REPORT_SECRET']}"
 
 
 def main() -> None:

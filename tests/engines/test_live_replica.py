@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 from typing import Any
 
 import aiohttp
 import pytest
-from tests.waiting import PATIENCE_S
+from tests.report_links import overhearing
 
 from autellix_backend.engines.replica import VllmReplica
 from autellix_backend.reports.report import EngineReport
@@ -54,21 +53,14 @@ def test_answers_a_chat_with_tool_messages(live_engine: VllmReplica) -> None:
 
 
 def test_sends_the_report_of_a_call(live_engine: VllmReplica) -> None:
-    """The plugin's datagram carries the ids of the body's vllm_xargs."""
-    path = live_engine.report_socket
-    assert path is not None
+    """It carries the ids of the body's vllm_xargs."""
     xargs = {"autellix_program": "program-1", "autellix_call": "call-1", "autellix_service_s": 0.25}
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
-        receiver.bind(str(path))
-        try:
-            receiver.settimeout(PATIENCE_S)
-            chat(live_engine, vllm_xargs=xargs)
-            # Between accounts the engine tells of its queues.
-            while EngineSnapshot.is_one(datagram := receiver.recv(65536)):
-                pass
-            account = EngineReport.from_bytes(datagram)
-        finally:
-            path.unlink()
+    with overhearing(*live_engine.report_endpoints) as next_message:
+        chat(live_engine, vllm_xargs=xargs)
+        # Between reports the engine tells of its queues.
+        while EngineSnapshot.is_one(message := next_message()):
+            pass
+        account = EngineReport.from_bytes(message)
 
     assert (account.program_id, account.call_id, account.output_tokens) == ("program-1", "call-1", 8)
     assert account.inherited_service_s == 0.25

@@ -146,25 +146,18 @@ class TestOnACluster:
             finally:
                 await supervisor.close()
 
-    async def test_the_schedulers_reports_arrive_at_the_gateways_socket(
+    async def test_the_scheduler_reports_at_a_port_of_the_node(
         self, ray_cluster: Any, tmp_path: Path
     ) -> None:
-        """The stand-in sends a datagram where vLLM's scheduler would."""
-
-        async with replicas(settings_for(ray_cluster, tmp_path), 1) as [replica]:
-            assert replica.report_socket is not None
-            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
-                receiver.setblocking(False)
-                receiver.bind(str(replica.report_socket))
-                async with (
-                    aiohttp.ClientSession() as client,
-                    client.get(replica.base_url + "/tell") as response,
-                ):
-                    assert response.status == 200
-                loop = asyncio.get_running_loop()
-                async with asyncio.timeout(PATIENCE_S):
-                    assert await loop.sock_recv(receiver, 100) == b"told"
-            replica.report_socket.unlink()
+        """With a secret of this gateway's own."""
+        async with (
+            replicas(settings_for(ray_cluster, tmp_path), 1) as [replica],
+            aiohttp.ClientSession() as client,
+            client.get(replica.base_url + "/tell") as response,
+        ):
+            [address] = replica.report_endpoints
+            assert address.startswith("tcp://")
+            assert await response.text() == f"{address} {replica.report_secret}"
 
     @pytest.mark.vllm
     @pytest.mark.timeout(600)

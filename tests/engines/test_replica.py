@@ -180,7 +180,7 @@ def test_the_command_carries_the_plugin(tmp_path: Path) -> None:
     config = json.loads(command[command.index("--additional-config") + 1])["autellix"]
 
     assert scheduler_from_mapping(config["scheduler"]) == SchedulerConfig()
-    assert config["report_socket"] == str(replica.report_socket)
+    assert [config["report_address"]] == replica.report_endpoints
     assert command[-2:] == ["--dtype", "float32"]
 
 

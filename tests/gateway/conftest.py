@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -88,8 +86,8 @@ async def until_async(condition: Callable[[], Any]) -> None:
 
 async def tell_snapshot(rig: Rig, told: EngineSnapshot) -> None:
     """Send a snapshot as the engine does, and wait until the gateway has it."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
-        sender.sendto(told.to_bytes(), str(rig.engine.report_socket))
+    assert rig.engine.report_server is not None
+    rig.engine.report_server.broadcast(told.to_bytes())
 
     async def has_come() -> bool:
         (engine,) = (await rig.get("/autellix/v1/engines"))[1]["engines"]
@@ -126,7 +124,7 @@ def serve() -> Serve:
         policy: str = "plas",
         service: str = "measured",
         admission: str = "none",
-        has_socket: bool = True,
+        reports: bool = True,
         engine: FakeEngine | None = None,
         observe: ObserveSettings | None = None,
         engine_settings: Mapping[str, Any] | None = None,
@@ -137,8 +135,8 @@ def serve() -> Serve:
     ) -> AsyncIterator[Rig]:
         # Paths of unix sockets are short, pytest's folders are not.
         with tempfile.TemporaryDirectory() as folder:
-            socket_path = Path(folder) / "accounts.sock" if has_socket else None
-            engine = engine or FakeEngine(behaviour, report_socket=socket_path)
+            address = f"ipc://{folder}/reports" if reports else None
+            engine = engine or FakeEngine(behaviour, report_address=address)
             await engine.start()
             try:
                 settings = Settings(

@@ -121,7 +121,7 @@ async def test_a_silent_session_is_removed_with_its_programs(serve: Any) -> None
 def test_the_end_of_the_app_aborts_calls_in_flight(listen: Any, wait_until: Any, is_streaming: bool) -> None:
     async def main(folder: Path) -> None:
         behaviour = FakeBehaviour(output_tokens=10_000, token_delay_s=0.01)
-        engine = FakeEngine(behaviour, report_socket=folder / "accounts.sock")
+        engine = FakeEngine(behaviour, report_address=f"ipc://{folder}/reports")
         await engine.start()
         store = MemoryStore(make_policy("plas"), program_idle_s=60.0, session_ttl_s=60.0)
         body = {**HELLO, "stream": is_streaming}

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import random
-import socket
 import tempfile
 import threading
 import time
 from collections.abc import Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -103,8 +101,8 @@ class Stage:
 
         async def send() -> None:
             [handle] = self.components.pool
-            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
-                sender.sendto(told.to_bytes(), str(self.engine.report_socket))
+            assert self.engine.report_server is not None
+            self.engine.report_server.broadcast(told.to_bytes())
             await until(lambda: (last := handle.snapshots.merged) is not None and last.step == told.step)
 
         self.run(send())
@@ -169,7 +167,7 @@ def staged(tenants: Tenants | None = None, **gateway: Any) -> Iterator[Stage]:
     async def serve() -> None:
         # Paths of unix sockets are short, pytest's folders are not.
         with tempfile.TemporaryDirectory() as folder:
-            engine = FakeEngine(report_socket=Path(folder) / "reports.sock")
+            engine = FakeEngine(report_address=f"ipc://{folder}/reports")
             await engine.start()
             try:
                 settings = Settings(gateway=GatewaySettings(**gateway), engine=EngineSettings())

@@ -183,18 +183,18 @@ def test_an_idle_engine_has_a_snapshot_without_calls() -> None:
 
 
 @pytest.mark.parametrize("id_length", [8, 250])
-def test_a_datagram_is_bounded_and_counts_omitted_calls(id_length: int) -> None:
+def test_a_message_is_bounded_and_counts_omitted_calls(id_length: int) -> None:
     """The first calls in order are listed; the others are counted."""
-    datagram = snapshot(1000, id_length).to_bytes()
-    told = EngineSnapshot.from_bytes(datagram)
+    message = snapshot(1000, id_length).to_bytes()
+    told = EngineSnapshot.from_bytes(message)
 
-    assert len(datagram) <= MAX_SNAPSHOT_BYTES
+    assert len(message) <= MAX_SNAPSHOT_BYTES
     assert list(range(1, len(told.calls) + 1)) == [call.place for call in told.calls]
     assert len(told.calls) + told.left_out == 1000 + 5
     assert len(told.calls) > 80
 
 
-def test_a_snapshot_is_distinguished_from_other_datagrams() -> None:
+def test_a_snapshot_is_distinguished_from_other_messages() -> None:
     assert EngineSnapshot.is_one(snapshot().to_bytes())
     assert not EngineSnapshot.is_one(b'{"call_id":"c"}')
 
@@ -251,10 +251,10 @@ def test_a_call_without_service_has_no_ratio() -> None:
     assert standing(machine, "c", 9.0).ratio is None
 
 
-@pytest.mark.parametrize("datagram", [b"{", b"\xff", b"[]", b"{}", b"[" * 100_000])
-def test_an_invalid_snapshot_is_refused(datagram: bytes) -> None:
+@pytest.mark.parametrize("message", [b"{", b"\xff", b"[]", b"{}", b"[" * 100_000])
+def test_an_invalid_snapshot_is_refused(message: bytes) -> None:
     with pytest.raises(ReportError, match=r"^not an engine snapshot: "):
-        EngineSnapshot.from_bytes(datagram)
+        EngineSnapshot.from_bytes(message)
 
 
 @pytest.mark.parametrize(

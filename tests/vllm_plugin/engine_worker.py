@@ -13,6 +13,7 @@ import logging
 import os
 import random
 import sys
+import time
 import traceback
 from pathlib import Path
 from typing import Any
@@ -298,6 +299,7 @@ def _play(engine: LLMEngine, scenario: dict[str, Any]) -> dict[str, Any]:
     token_owners: list[str] = []
     half_written: list[dict[str, int]] = []
     step = 0
+    _await_gateway(engine)
     while pending or engine.has_unfinished_requests():
         if step in scenario.get("pauses", ()):
             half_written.append(_pause(engine, outputs, finished))
@@ -323,6 +325,13 @@ def _play(engine: LLMEngine, scenario: dict[str, Any]) -> dict[str, Any]:
         "steps": step,
         "half_written": half_written,
     }
+
+
+def _await_gateway(engine: LLMEngine) -> None:
+    """Wait until somebody listens, if the engine has a report address."""
+    plugin = getattr(engine.engine_core.engine_core.scheduler, "plugin", None)
+    while plugin is not None and plugin.tracker.reports is not None and not plugin.tracker.is_reporting:
+        time.sleep(0.01)
 
 
 def _pause(engine: LLMEngine, outputs: dict[str, list[int]], finished: list[str]) -> dict[str, int]:

@@ -1,24 +1,20 @@
-"""A real vLLM server of two data-parallel ranks: both report, and the gateway's sum is the engine.
+"""A real vLLM server of two data-parallel ranks: both report to two gateways, whose sum is the engine.
 
-Reports of calls that name a gateway go to it over the network, the others to the socket on this machine;
-snapshots go both ways.
+Reports go to the gateway that the call names; snapshots go to both.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import json
 import os
-import socket
 import subprocess
 import sys
-import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -27,12 +23,11 @@ from tests.ports import free_port
 from tests.report_links import SECRET, LinkedGateway, linked
 from tests.waiting import until
 
-from autellix_backend.engines.report_client import LinkState
 from autellix_backend.engines.vllm_command import SCHEDULER_CLASS
+from autellix_backend.reports.link import address_of_rank
 from autellix_backend.reports.ranks import merge_ranks
 from autellix_backend.reports.report import EngineReport
 from autellix_backend.reports.snapshot import EngineSnapshot
-from autellix_backend.vllm_plugin.report_server import port_of_rank
 from autellix_lab.demo.model import build_demo_model
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
@@ -40,6 +35,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 AT_ONCE = 24
 RANK_SLOTS = 3
 TOKENS = 48
+GATEWAYS = ("g1", "g2")
 START_S = 480.0
 ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -56,28 +52,19 @@ ENVIRONMENT = {
 
 
 @pytest.fixture
-def reports(tmp_path: Path) -> Iterator[socket.socket]:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
-        receiver.bind(str(tmp_path / "reports.sock"))
-        receiver.settimeout(0.1)
-        yield receiver
-
-
-@pytest.fixture
 def report_address() -> str:
     """Return an address for the first rank's reports, with a free port after it for the second's."""
     address = f"tcp://127.0.0.1:{free_port(companion_offset=1)}"
-    assert port_of_rank(address, 1).rpartition(":")[2] == str(int(address.rpartition(":")[2]) + 1)
+    assert address_of_rank(address, 1).rpartition(":")[2] == str(int(address.rpartition(":")[2]) + 1)
     return address
 
 
 @pytest.fixture
-def server(tmp_path: Path, reports: socket.socket, report_address: str) -> Iterator[str]:
+def server(tmp_path: Path, report_address: str) -> Iterator[str]:
     pytest.importorskip("vllm")
     port = free_port()
     settings = {
         "scheduler": {"policy": "plas"},
-        "report_socket": reports.getsockname(),
         "report_address": report_address,
     }
     command = [
@@ -117,15 +104,19 @@ def is_healthy(url: str) -> bool:
 
 
 def ask(url: str, number: int) -> int:
-    """Make a call; return its output tokens. Every second one names the gateway on the network."""
-    identity = {"autellix_program": f"p{number}", "autellix_call": f"c{number}"}
+    """Make a call, in turn of the one and the other gateway; return its output tokens."""
+    identity = {
+        "autellix_program": f"p{number}",
+        "autellix_call": f"c{number}",
+        "autellix_gateway": GATEWAYS[number % 2],
+    }
     body = {
         "model": "demo",
         "prompt": f"number {number}",
         "max_tokens": TOKENS,
         "ignore_eos": True,
         "temperature": 0.0,
-        "vllm_xargs": identity | ({"autellix_gateway": "g1"} if number % 2 else {}),
+        "vllm_xargs": identity,
     }
     request = urllib.request.Request(
         url + "/v1/completions", json.dumps(body).encode(), {"content-type": "application/json"}
@@ -165,53 +156,40 @@ class Heard:
         assert engine.kv_total_blocks == 2 * self.ranks[0].kv_total_blocks
 
 
-def listen(reports: socket.socket, heard: Heard, is_over: threading.Event) -> None:
-    """Read the socket until the end."""
-    while not is_over.is_set():
-        with contextlib.suppress(TimeoutError):
-            heard.hear(reports.recv(1 << 16))
-
-
-async def play(url: str, gateway: LinkedGateway, reports: socket.socket) -> list[set[str]]:
-    """Make calls until both ends have seen both ranks busy; return the calls that each end knows.
-
-    The first one listens on the network, the second on the socket.
-    """
-    far, near = Heard(), Heard()
+async def play(url: str, gateways: Sequence[LinkedGateway]) -> list[set[str]]:
+    """Make calls until both gateways have seen both ranks busy; return the calls of each."""
+    heard = [Heard(), Heard()]
     loop = asyncio.get_running_loop()
-    is_over = threading.Event()
     numbers = itertools.count()
     made: list[set[str]] = [set(), set()]
 
     async def keep_asking(pool: ThreadPoolExecutor) -> None:
-        while not (far.has_seen_both_busy and near.has_seen_both_busy):
+        while not all(each.has_seen_both_busy for each in heard):
             number = next(numbers)
             assert await loop.run_in_executor(pool, ask, url, number) == TOKENS
-            made[0 if number % 2 else 1].add(f"c{number}")
+            made[number % 2].add(f"c{number}")
+            hear()
+
+    def hear() -> None:
+        for gateway, each in zip(gateways, heard, strict=True):
+            while gateway.messages:
+                each.hear(gateway.messages.pop(0))
 
     def is_told() -> bool:
-        while gateway.messages:
-            far.hear(gateway.messages.pop(0))
-        return all(task.done() for task in asking) and far.is_whole(made[0]) and near.is_whole(made[1])
+        hear()
+        return all(each.is_whole(calls) for each, calls in zip(heard, made, strict=True))
 
-    with ThreadPoolExecutor(AT_ONCE + 1) as pool:
-        listening = loop.run_in_executor(pool, listen, reports, near, is_over)
-        asking = [asyncio.create_task(keep_asking(pool)) for _ in range(AT_ONCE)]
-        try:
-            await until(is_told)
-        finally:
-            is_over.set()
-        await asyncio.gather(listening, *asking)
-    far.check()
-    near.check()
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        await asyncio.gather(*(keep_asking(pool) for _ in range(AT_ONCE)))
+        await until(is_told)
+    for each in heard:
+        each.check()
     return made
 
 
-async def test_ranks_report_beside_each_other(
-    server: str, reports: socket.socket, report_address: str
-) -> None:
-    addresses = [port_of_rank(report_address, rank) for rank in range(2)]
-    async with linked(*addresses) as gateway:
-        await gateway.reaches(LinkState.UP)
-        await until(lambda: sorted(gateway.client.facts) == [0, 1])
-        assert all(await play(server, gateway, reports))
+async def test_ranks_report_beside_each_other(server: str, report_address: str) -> None:
+    addresses = [address_of_rank(report_address, rank) for rank in range(2)]
+    one, other = (linked(*addresses, name=name) for name in GATEWAYS)
+    async with one as first, other as second:
+        await until(lambda: sorted(first.client.facts) == sorted(second.client.facts) == [0, 1])
+        assert all(await play(server, [first, second]))

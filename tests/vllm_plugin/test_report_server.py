@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import socket
-from pathlib import Path
 from typing import Any
 
 import pytest
 import zmq
-from tests.report_links import FACTS, SECRET, free_address, linked, serving
+from tests.report_links import SECRET, free_address, linked, serving
 from tests.waiting import PATIENCE_S, until, wait_until
 from zmq.utils import z85
 
 from autellix_backend.engines.report_client import LinkState
-from autellix_backend.reports.link import ENGINE, HELLO, EngineFacts, GatewayHello, link_key
+from autellix_backend.reports.link import END_OF_TOPIC, SNAPSHOT_TOPIC, link_key, report_topic
 from autellix_backend.vllm_plugin import report_server
-from autellix_backend.vllm_plugin.report_outlet import ReportOutlet
-from autellix_backend.vllm_plugin.report_server import ReportServer, port_of_rank
+from autellix_backend.vllm_plugin.report_server import ReportServer
 
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"CURVE".ljust(20, b"\0") + bytes(32)
 """The first bytes of a ZeroMQ client that knows nothing."""
@@ -29,7 +26,7 @@ GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"CURVE".ljust(20, b"\0") + by
 def peer_of(address: str, secret: str = SECRET) -> tuple[zmq.Context[Any], Any]:
     """Return the socket of a gateway that does as it likes."""
     context: zmq.Context[Any] = zmq.Context()
-    peer: Any = context.socket(zmq.DEALER)
+    peer: Any = context.socket(zmq.SUB)
     public, private = zmq.curve_keypair()
     peer.curve_publickey, peer.curve_secretkey = public, private
     peer.curve_serverkey = zmq.curve_public(z85.encode(link_key(secret)))
@@ -55,24 +52,6 @@ async def test_each_gateway_gets_its_own_reports_and_all_snapshots() -> None:
     assert server.dropped_records == 0
 
 
-async def test_a_gateway_that_comes_later_gets_the_last_snapshot() -> None:
-    address = free_address()
-    with serving(address) as server:
-        async with linked(address, name="g1") as one:
-            await until(lambda: server.has_gateways)
-            server.broadcast(b"old")
-            server.broadcast(b"new")
-            await one.has(b"old", b"new")
-            async with linked(address, name="g2") as other:
-                await other.has(b"new")
-
-
-async def test_a_report_for_a_gateway_that_is_not_there_is_counted() -> None:
-    with serving(free_address()) as server:
-        server.send("g9", b"lost")
-        wait_until(lambda: server.dropped_records == 1)
-
-
 def test_a_stranger_gets_nothing() -> None:
     """Not one byte beyond ZeroMQ's greeting, with any first bytes, and not for long."""
     address = free_address()
@@ -96,51 +75,11 @@ def test_a_stranger_gets_nothing() -> None:
 
 
 def test_a_connection_without_a_handshake_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report_server, "HANDSHAKE_MS", 50)
+    monkeypatch.setitem(report_server.OPTIONS, zmq.HANDSHAKE_IVL, 50)
     address = free_address()
     with serving(address), socket.create_connection(host_port(address), timeout=PATIENCE_S) as stranger:
         while stranger.recv(4096):
             pass
-
-
-def test_too_many_connections_close_the_port_for_a_while(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(report_server, "MAX_CONNECTIONS", 8)
-    monkeypatch.setattr(report_server, "CLOSED_S", 0.1)
-    monkeypatch.setattr(report_server, "POLL_MS", 20)
-    address = free_address()
-    caplog.set_level(logging.WARNING)
-    with serving(address) as server:
-        strangers = [socket.create_connection(host_port(address), timeout=PATIENCE_S) for _ in range(8)]
-        wait_until(lambda: "8 connections at" in caplog.text)
-        for stranger in strangers:
-            # They are cut off.
-            while stranger.recv(4096):
-                pass
-            stranger.close()
-        wait_until(lambda: server.is_listening)
-        socket.create_connection(host_port(address)).close()
-
-
-async def test_gateways_return_after_a_flood(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report_server, "MAX_CONNECTIONS", 4)
-    monkeypatch.setattr(report_server, "CLOSED_S", 0.1)
-    monkeypatch.setattr(report_server, "POLL_MS", 20)
-    address = free_address()
-    with serving(address) as server:
-        async with linked(address) as gateway:
-            await gateway.reaches(LinkState.UP)
-            strangers: list[socket.socket] = []
-            with contextlib.suppress(ConnectionRefusedError):
-                # The port may close before the last of them.
-                strangers.extend(socket.create_connection(host_port(address)) for _ in range(4))
-            await until(lambda: not gateway.client.is_up)
-            for stranger in strangers:
-                stranger.close()
-            await gateway.reaches(LinkState.UP)
-            server.send("g1", b"still here")
-            await gateway.has(b"still here")
 
 
 async def test_a_wrong_secret_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -153,7 +92,7 @@ async def test_a_wrong_secret_is_said_once(caplog: pytest.LogCaptureFixture) -> 
             server.broadcast(b"snapshot")
             assert gateway.messages == []
         async with linked(address, secret=None) as gateway:
-            await gateway.reaches(LinkState.LOCKED)
+            await gateway.reaches(LinkState.REFUSED)
             await until(lambda: "without engine.report_secret" in caplog.text)
     lines = [record.message for record in caplog.records]
     assert len(lines) == len(set(lines)) == 2
@@ -175,82 +114,46 @@ async def test_garbage_of_a_gateway_harms_nobody() -> None:
     address = free_address()
     with serving(address) as server:
         context, peer = peer_of(address)
-        for frames in ([b""], [HELLO], [HELLO, b"{"], [b"x"] * 50, [HELLO, b"[" * 4000], [b"", HELLO, b"{}"]):
-            peer.send_multipart(frames)
+        for subscription in (b"", b"x", bytes(4000), b"report " + b"\xff"):
+            peer.subscribe(subscription)
         async with linked(address) as gateway:
             await gateway.reaches(LinkState.UP)
             assert server.is_connected("g1")
-        # Larger than any hello: the connection ends.
-        peer.send_multipart([HELLO, bytes(5000)])
+            # Larger than any topic: the connection ends.
+            peer.subscribe(bytes(5000))
+            await until(lambda: b"x" not in server._topics)
         context.destroy(linger=0)
 
 
-def test_a_gateway_of_another_protocol_gets_facts_and_no_reports(caplog: pytest.LogCaptureFixture) -> None:
-    """So both sides can say why in one line."""
-    caplog.set_level(logging.WARNING)
-    address = free_address()
-    with serving(address) as server:
-        context, peer = peer_of(address)
-        for _ in range(2):
-            peer.send_multipart([HELLO, b'{"protocol":2,"version":"9.0","id":7}'])
-            kind, content = peer.recv_multipart()
-            assert (kind, EngineFacts.from_bytes(content)) == (ENGINE, FACTS)
-        assert not server.has_gateways
-        context.destroy(linger=0)
-    [line] = [record.message for record in caplog.records]
-    assert line.endswith("version 9.0 speaks protocol 2 of reports, not 1")
-
-
-def test_gateways_are_bounded(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(report_server, "MAX_GATEWAYS", 2)
-    caplog.set_level(logging.WARNING)
-    address = free_address()
-    with serving(address) as server:
-        context, peer = peer_of(address)
-        for number in range(4):
-            peer.send_multipart([HELLO, GatewayHello(gateway=f"g{number}", version="1").to_bytes()])
-        wait_until(lambda: "more than 2 gateways" in caplog.text)
-        assert [server.is_connected(f"g{number}") for number in range(4)] == [True, True, False, False]
-        context.destroy(linger=0)
-
-
-def test_a_gateway_that_does_not_read_loses_messages_and_holds_up_nobody(
+async def test_a_gateway_that_does_not_read_loses_messages_and_holds_up_nobody(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(report_server, "MAX_UNSENT", 10)
+    """Its lost reports are counted; snapshots go on to the others."""
+    monkeypatch.setitem(report_server.OPTIONS, zmq.SNDHWM, 10)
     address = free_address()
     with serving(address) as server:
         context, peer = peer_of(address)
         peer.rcvhwm = 1
-        peer.send_multipart([HELLO, GatewayHello(gateway="slow", version="1").to_bytes()])
-        wait_until(lambda: server.is_connected("slow"))
-        # More than the kernel's buffers hold on both sides.
-        for _ in range(2_000):
-            server.send("slow", bytes(20_000))
-        wait_until(lambda: server.dropped_records > 0)
-        assert peer.recv_multipart()[0] == ENGINE
+        for topic in (SNAPSHOT_TOPIC, report_topic("slow")):
+            peer.subscribe(topic + END_OF_TOPIC)
+        async with linked(address) as gateway:
+            await gateway.reaches(LinkState.UP)
+            await until(lambda: server.is_connected("slow"))
+            # More than the kernel's buffers hold on both sides.
+            for _ in range(2_000):
+                server.send("slow", bytes(20_000))
+            await until(lambda: server.dropped_records > 0)
+            server.broadcast(b"snapshot")
+            await gateway.has(b"snapshot")
         received = 0
 
         def are_all_accounted_for() -> bool:
             nonlocal received
             while peer.poll(0):
-                peer.recv_multipart()
-                received += 1
+                received += peer.recv().startswith(b"report")
             return received + server.dropped_records == 2_000
 
-        wait_until(are_all_accounted_for)
-        context.destroy(linger=0)
-
-
-def test_a_silent_gateway_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report_server, "LOST_S", 0.1)
-    monkeypatch.setattr(report_server, "POLL_MS", 20)
-    address = free_address()
-    with serving(address) as server:
-        context, peer = peer_of(address)
-        peer.send_multipart([HELLO, GatewayHello(gateway="g", version="1").to_bytes()])
-        wait_until(lambda: server.is_connected("g"))
-        wait_until(lambda: not server.is_connected("g"))
+        await until(are_all_accounted_for)
         context.destroy(linger=0)
 
 
@@ -264,8 +167,7 @@ def test_what_waits_for_the_thread_is_bounded(monkeypatch: pytest.MonkeyPatch) -
 def test_a_taken_port_is_tried_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(report_server, "CLOSED_S", 0.05)
-    monkeypatch.setattr(report_server, "POLL_MS", 20)
+    monkeypatch.setattr(report_server, "FACTS_PERIOD_MS", 20)
     address = free_address()
     with socket.create_server(host_port(address)):
         server = ReportServer(address, SECRET, lambda: None)  # type: ignore[arg-type, return-value]
@@ -292,10 +194,8 @@ async def test_a_fault_ends_reports_and_not_the_engine(caplog: pytest.LogCapture
         assert not server.has_gateways
 
 
-async def test_a_recorded_connection_cannot_be_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_recorded_connection_cannot_be_replayed() -> None:
     """All that a gateway has ever sent, sent again by one who has recorded it."""
-    monkeypatch.setattr(report_server, "LOST_S", 0.5)
-    monkeypatch.setattr(report_server, "POLL_MS", 20)
     address, recorded = free_address(), b""
     with serving(address) as server:
         with socket.create_server(("127.0.0.1", 0)) as relay:
@@ -343,41 +243,3 @@ async def relay_until(relay: socket.socket, target: tuple[str, int], server: Rep
     inner.close()
     outer.close()
     return sent
-
-
-def test_each_rank_has_a_port() -> None:
-    assert port_of_rank("tcp://0.0.0.0:9000", 0) == "tcp://0.0.0.0:9000"
-    assert port_of_rank("tcp://[::]:9000", 3) == "tcp://[::]:9003"
-
-
-async def test_an_outlet_prefers_the_named_gateway_to_the_local_socket(tmp_path: Path) -> None:
-    address = free_address()
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as local:
-        local.bind(str(tmp_path / "a.sock"))
-        local.settimeout(PATIENCE_S)
-        outlet = ReportOutlet(str(tmp_path / "a.sock"))
-        outlet.listen(address, SECRET, lambda: FACTS)
-        async with linked(address) as gateway:
-            await gateway.reaches(LinkState.UP)
-            outlet.send(b"far", "g1")
-            outlet.send(b"near")
-            outlet.send(b"near, too", "g2")
-            outlet.offer(b"both")
-            await gateway.has(b"far", b"both")
-            assert [local.recv(99) for _ in range(3)] == [b"near", b"near, too", b"both"]
-        assert outlet.dropped_records == 0
-        outlet.close()
-
-
-async def test_an_outlet_without_a_socket_waits_for_gateways() -> None:
-    address, outlet = free_address(), ReportOutlet(None)
-    outlet.listen(address, SECRET, lambda: FACTS)
-    assert not outlet.is_enabled
-    outlet.offer(b"nobody")
-    async with linked(address) as gateway:
-        await gateway.reaches(LinkState.UP)
-        assert outlet.is_enabled
-        outlet.offer(b"somebody")
-        await gateway.has(b"somebody")
-    outlet.close()
-    outlet.close()

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import random
-import socket
-import threading
-from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.report_links import overhearing
 
 from autellix_backend.reports.report import EngineReport
 from autellix_backend.reports.snapshot import EngineSnapshot
@@ -268,40 +266,27 @@ def test_garbage_identity_makes_a_program_of_its_own(engine_worker: Any) -> None
     assert len(run["finished"]) == 12
 
 
-def test_every_call_sends_its_report_and_the_engine_its_queues(engine_worker: Any, tmp_path: Path) -> None:
-    """The socket receives snapshots, and one report per call, finished or aborted; the counts add up."""
-    address = tmp_path / "accounts.sock"
+def test_every_call_sends_its_report_and_the_engine_its_queues(
+    engine_worker: Any, local_address: str
+) -> None:
+    """Gateways get snapshots, and one report per call, finished or aborted; the counts add up."""
     received: list[EngineReport] = []
     snapshots: list[EngineSnapshot] = []
     calls = make_calls(count=20)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
-        receiver.bind(str(address))
-        receiver.settimeout(0.2)
-        is_over = threading.Event()
-
-        def read() -> None:
-            while True:
-                try:
-                    datagram = receiver.recv(65536)
-                    if EngineSnapshot.is_one(datagram):
-                        snapshots.append(EngineSnapshot.from_bytes(datagram))
-                    else:
-                        received.append(EngineReport.from_bytes(datagram))
-                except TimeoutError:
-                    if is_over.is_set():
-                        return
-
-        reader = threading.Thread(target=read)
-        reader.start()
+    with overhearing(local_address) as next_message:
         run = engine_worker.run(
             scenario(
                 calls=calls,
                 aborts={"60": ["call-3", "call-4"]},
-                additional_config={"autellix": {"scheduler": SCHEDULER, "report_socket": str(address)}},
+                additional_config={"autellix": {"scheduler": SCHEDULER, "report_address": local_address}},
             )
         )
-        is_over.set()
-        reader.join()
+        while len(received) < len(calls) or snapshots[-1].calls:
+            message = next_message()
+            if EngineSnapshot.is_one(message):
+                snapshots.append(EngineSnapshot.from_bytes(message))
+            else:
+                received.append(EngineReport.from_bytes(message))
     assert_clean(run)
     accounts = {account.call_id: account for account in received}
     assert {call["extra_args"]["autellix_call"] for call in calls} == set(accounts)

@@ -9,15 +9,13 @@ from autellix_backend.vllm_plugin.settings import PluginSettings
 
 
 def test_reads_the_section() -> None:
-    """Scheduler settings and socket come from the autellix key."""
+    """Scheduler settings and the report address come from the autellix key."""
     section = {
         "scheduler": {"policy": "plas", "beta": "inf"},
-        "report_socket": "/run/a.sock",
         "report_address": "tcp://[::]:9000",
     }
     settings = PluginSettings.from_additional_config({"autellix": section, "other": 1})
     assert settings.scheduler == SchedulerConfig(policy="plas", beta=float("inf"))
-    assert settings.report_socket == "/run/a.sock"
     assert settings.report_address == "tcp://[::]:9000"
 
 
@@ -37,8 +35,8 @@ def test_defaults_without_a_section(additional_config: Any) -> None:
         ({"scheduler": []}, "autellix: .*scheduler`"),
         ({"scheduler": {"bounds": 3}}, "bounds"),
         ({"scheduler": {"policy": "srpt"}}, "works in the simulator only"),
-        ({"report_socket": 3}, "autellix: .*report_socket`"),
-        ({"report_socket": ""}, "autellix: .*report_socket`"),
+        ({"report_socket": "/run/a.sock"}, "autellix: .*`report_socket`"),
+        ({"report_address": "ipc://a"}, "autellix: .*report_address`"),
         ({"report_address": "0.0.0.0:9000"}, "autellix: .*report_address`"),
         ({"report_address": "tcp://*:port"}, "autellix: .*report_address`"),
         ({"report_secret": "in the open 1234"}, "autellix: .*`report_secret`"),

@@ -101,12 +101,8 @@ class Engine(Protocol):
         """The kind whose fields its calls may have; known after start()."""
 
     @property
-    def report_socket(self) -> Path | None:
-        """The socket for the engine's datagrams, one per finished call; the gateway binds it."""
-
-    @property
     def report_endpoints(self) -> Sequence[str]:
-        """The ZeroMQ addresses at which its ranks may report calls to any gateway; known after start()."""
+        """The ZeroMQ addresses at which its ranks may report calls; known after start()."""
 
     @property
     def kv_tokens(self) -> int | None:

@@ -1,8 +1,8 @@
 """A vLLM server that Ray places on one of its nodes, as an Engine.
 
 Ray chooses the node. The supervisor decides whether and when to restart a dead server, as for any engine that
-we own. Each start creates a new actor, so a restart may choose another node. The scheduler's reports return
-through the actor to the same kind of socket that an engine on this machine uses.
+we own. Each start creates a new actor, so a restart may choose another node. The scheduler reports at a port
+there, as that of any engine on another machine.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import socket
+import secrets
 from collections.abc import Awaitable, Sequence
 from typing import Any
 
 from autellix_backend.engines.base import EngineError, EngineKind, Health
 from autellix_backend.engines.probe import probe
 from autellix_backend.engines.ray_host import Place, ReplicaHost, Start
-from autellix_backend.engines.replica import SHUTDOWN_TIMEOUT_S, new_report_socket
+from autellix_backend.engines.replica import SHUTDOWN_TIMEOUT_S
 from autellix_backend.engines.shares import workers_of_one
 from autellix_backend.engines.vllm_command import VLLM_SERVER, is_cpu_engine
 from autellix_backend.settings import ANY_CLUSTER, RaySettings, Settings
@@ -26,7 +26,6 @@ PLACEMENT_TIMEOUT_S = 60.0
 """A cluster with room places an actor in seconds; a longer wait would hide that it has none."""
 MARGIN_S = 15.0
 """Added to the server's own bounds for the answers of its actor."""
-SEND_PERIOD_S = 0.001
 CONNECT_TIMEOUT_S = 5.0
 
 
@@ -91,8 +90,6 @@ class RayReplica:
 
     kind = EngineKind.VLLM
     is_owned = True
-    report_endpoints = ()
-    """None: its reports come through its actor."""
     kv_tokens = None
 
     def __init__(
@@ -102,10 +99,13 @@ class RayReplica:
         self._cluster = cluster
         self.name = name
         self._server = tuple(server)
-        self.report_socket = new_report_socket()
+        self.report_secret = settings.engine.report_secret or secrets.token_hex(16)
+        """The secret that its scheduler shares with this gateway."""
+        self.report_endpoints: Sequence[str] = ()
+        """The addresses of its ranks' reports; known after start()."""
         self._ray: Any = None
         self._host: Any = None
-        self._tasks: tuple[asyncio.Task[None], ...] = ()
+        self._watching: asyncio.Task[None] | None = None
         self.base_url = ""
         """The server's root; valid after start()."""
         self._is_ready = False
@@ -133,10 +133,7 @@ class RayReplica:
             self._drop()
             raise
         self._is_ready = True
-        self._tasks = (
-            asyncio.create_task(self._watch(self._host)),
-            asyncio.create_task(self._fetch_reports(self._host)),
-        )
+        self._watching = asyncio.create_task(self._watch(self._host))
 
     async def stop(self) -> None:
         """Drain and end the server, and return its resources to Ray."""
@@ -171,7 +168,7 @@ class RayReplica:
         actor = self._ray.remote(ReplicaHost).options(
             num_cpus=wanted.cpus, num_gpus=gpus, scheduling_strategy="SPREAD", max_restarts=0
         )
-        return actor.remote(self._settings, self.name, self._server)
+        return actor.remote(self._settings, self.name, self.report_secret, self._server)
 
     async def _start_on(self, host: Any) -> None:
         room = f"within {PLACEMENT_TIMEOUT_S:g} s; expected one with ray.cpus and ray.gpus of its own free"
@@ -186,7 +183,7 @@ class RayReplica:
         )
         if start.problem is not None:
             raise RayError(f"on node {self.place.node}: {start.problem}")
-        self.base_url = start.base_url
+        self.base_url, self.report_endpoints = start.base_url, start.report_endpoints
 
     async def _answer(self, call: Awaitable[Any], limit_s: float, lost: str, late: str) -> Any:
         """Return the actor's answer; `lost` and `late` are the problems where none comes."""
@@ -207,29 +204,6 @@ class RayReplica:
             self._is_ready = False
             self._failure = self._failure or reason
 
-    async def _fetch_reports(self, host: Any) -> None:
-        with (
-            contextlib.suppress(self._ray.exceptions.RayError),
-            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender,
-        ):
-            sender.setblocking(False)
-            while True:
-                datagrams: list[bytes] = await host.datagrams.remote()
-                for datagram in datagrams:
-                    await self._forward(sender, datagram)
-
-    async def _forward(self, sender: socket.socket, datagram: bytes) -> None:
-        # Without a listening gateway the datagram is lost, as it is on one machine.
-        with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):
-            while True:
-                try:
-                    sender.sendto(datagram, str(self.report_socket))
-                except BlockingIOError:
-                    # The gateway reads in this same loop.
-                    await asyncio.sleep(SEND_PERIOD_S)
-                else:
-                    return
-
     async def _end(self, call: Awaitable[None], limit_s: float) -> None:
         # A lost node does not answer; Ray ends its actors by itself.
         with contextlib.suppress(TimeoutError, self._ray.exceptions.RayError):
@@ -240,9 +214,9 @@ class RayReplica:
     def _drop(self) -> None:
         """End the actor, and with it all processes of the server."""
         host, self._host = self._host, None
-        for task in self._tasks:
-            task.cancel()
-        self._tasks = ()
+        if self._watching is not None:
+            self._watching.cancel()
+            self._watching = None
         if host is not None:
             self._ray.kill(host)
 

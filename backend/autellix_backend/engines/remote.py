@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 from autellix_backend.engines.base import EngineKind, EngineUnreachableError, Health
 from autellix_backend.engines.probe import HEALTH_PATH, detect_kind, probe, read_cache
+from autellix_backend.reports.link import address_of_rank
 from autellix_backend.settings import without_credentials
 
 PROBE_PATHS = (HEALTH_PATH, "/v1/models")
@@ -24,8 +25,6 @@ class RemoteEngine:
     """A server that we neither start nor stop."""
 
     is_owned = False
-    report_socket = None
-    """None: it may be on another machine."""
 
     def __init__(
         self,
@@ -53,7 +52,8 @@ class RemoteEngine:
         """Return the server's host with the given port, and those above it for further ranks."""
         if self._report_port is None or self.kind is not EngineKind.VLLM:
             return ()
-        return [self._endpoint(self._report_port + rank) for rank in range(self._ranks)]
+        address = self._endpoint(self._report_port)
+        return [address_of_rank(address, rank) for rank in range(self._ranks)]
 
     def _endpoint(self, port: int) -> str:
         host = urlsplit(self.base_url).hostname or ""

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import importlib.metadata
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -22,7 +23,7 @@ from types import MappingProxyType
 from autellix_backend.engines import guard
 from autellix_backend.engines.base import EngineKind, EngineStartError, Health
 from autellix_backend.engines.models import check_model
-from autellix_backend.engines.probe import probe
+from autellix_backend.engines.probe import probe, read_cache
 from autellix_backend.engines.server_log import ServerLog
 from autellix_backend.engines.vllm_command import (
     VLLM_SERVER,
@@ -34,6 +35,7 @@ from autellix_backend.engines.vllm_command import (
     kv_arguments,
     plugin_arguments,
 )
+from autellix_backend.reports.link import IPC, address_of_rank
 from autellix_backend.settings import EngineSettings, Settings, SettingsError, child_environment
 
 MODEL_GROUP = "autellix.models"
@@ -46,6 +48,8 @@ EXIT_PERIOD_S = 0.02
 EXIT_MARGIN_S = 5.0
 """Added to the server's grace period before we kill what is left."""
 MAX_PORT_TRIES = 3
+MAX_SOCKET_FOLDER_BYTES = 70
+"""A socket's path has at most 107 bytes; 36 are ours."""
 PORT_IN_USE = "ddress already in use"
 
 
@@ -54,8 +58,6 @@ class VllmReplica:
 
     kind = EngineKind.VLLM
     is_owned = True
-    report_endpoints = ()
-    """None: its reports are local."""
     kv_tokens = None
     """None: its snapshots state it."""
 
@@ -68,6 +70,7 @@ class VllmReplica:
         environment: Mapping[str, str] = MappingProxyType({}),
         shutdown_timeout_s: float = SHUTDOWN_TIMEOUT_S,
         server: Sequence[str] = VLLM_SERVER,
+        report_address: str | None = None,
     ) -> None:
         """Write the model first if an installed package generates it, as it does `demo`, and it is missing.
 
@@ -78,6 +81,7 @@ class VllmReplica:
             environment: Variables that override our own: its share of the machine.
             shutdown_timeout_s: The time that running calls have once the server must end.
             server: The command that starts a server.
+            report_address: Where its scheduler listens for gateways; None for a socket of this machine.
 
         Raises:
             SettingsError: if there is no model.
@@ -92,7 +96,9 @@ class VllmReplica:
         self._shutdown_timeout_s = shutdown_timeout_s
         self.log = ServerLog(settings.engine.log_dir / f"{name}.log")
         self._server = tuple(server)
-        self.report_socket = new_report_socket()
+        self._socket_folder = _short_temporary_folder() / f"autellix-{uuid.uuid4().hex[:12]}"
+        self._report_address = report_address or f"{IPC}{self._socket_folder}/reports"
+        self._ranks = 1
         self._port = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._is_ready = False
@@ -103,6 +109,11 @@ class VllmReplica:
         """Return the server's root; valid after start()."""
         host = f"[{self._host}]" if ":" in self._host else self._host
         return f"http://{host}:{self._port}"
+
+    @property
+    def report_endpoints(self) -> Sequence[str]:
+        """The addresses of its ranks' reports."""
+        return [address_of_rank(self._report_address, rank) for rank in range(self._ranks)]
 
     @property
     def pid(self) -> int | None:
@@ -129,6 +140,7 @@ class VllmReplica:
     async def stop(self) -> None:
         """Drain and end the server, and kill what is left of it."""
         await self._stop_server()
+        shutil.rmtree(self._socket_folder, ignore_errors=True)
         self.log.release()
 
     async def _stop_server(self) -> None:
@@ -171,7 +183,7 @@ class VllmReplica:
             arguments += ["--served-model-name", self.served_model_name]
         if settings.max_num_seqs is not None:
             arguments += ["--max-num-seqs", str(settings.max_num_seqs)]
-        arguments += plugin_arguments(self._scheduler, self.report_socket)
+        arguments += plugin_arguments(self._scheduler, self._report_address)
         arguments += kv_arguments(settings.kv_host_gib)
         arguments += device_arguments(self.model, settings.extra_args, self._environment(), is_cpu=is_cpu)
         return [*self._server, *arguments, *settings.extra_args]
@@ -183,7 +195,7 @@ class VllmReplica:
             await asyncio.to_thread(check_model, self.model)
 
     async def _start_once(self) -> None:
-        self._port = _free_port(self._host)
+        self._port = free_port(self._host)
         self._process = self._spawn()
         try:
             await self._wait_ready(self._process)
@@ -192,9 +204,11 @@ class VllmReplica:
             await self._end(EXIT_MARGIN_S)
             self.log.release()
             raise
+        self._ranks = (await read_cache(self.base_url, PROBE_TIMEOUT_S)).ranks
         self._is_ready = True
 
     def _spawn(self) -> subprocess.Popen[bytes]:
+        self._socket_folder.mkdir(mode=0o700, exist_ok=True)
         self.log.rotate()
         command = self.command(self._port)
         return guard.start(command, self._shutdown_timeout_s, self.log.path, self._environment())
@@ -248,12 +262,14 @@ def _model(engine: EngineSettings) -> tuple[str, str | None]:
     return engine.model, engine.served_model_name
 
 
-def new_report_socket() -> Path:
-    """Return a free path for an engine's report socket."""
-    return Path(tempfile.gettempdir()) / f"autellix-{uuid.uuid4().hex[:12]}.sock"
+def _short_temporary_folder() -> Path:
+    """Return the folder for temporary files, or `/tmp` where paths of sockets in it would be too long."""
+    folder = Path(tempfile.gettempdir())
+    return folder if len(os.fsencode(folder)) <= MAX_SOCKET_FOLDER_BYTES else Path("/tmp")
 
 
-def _free_port(host: str) -> int:
+def free_port(host: str) -> int:
+    """Return a port of an address at which nothing listens."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.bind((host, 0))

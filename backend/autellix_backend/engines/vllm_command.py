@@ -90,9 +90,9 @@ def check_arguments(extra_args: Sequence[str], *, offloads_kv: bool = False) -> 
             raise EngineArgumentError(name, reserved)
 
 
-def plugin_arguments(scheduler: SchedulerConfig, report_socket: Path) -> list[str]:
+def plugin_arguments(scheduler: SchedulerConfig, report_address: str) -> list[str]:
     """Return the arguments that make stock vLLM schedule by programs and report calls."""
-    section = {"scheduler": scheduler_to_mapping(scheduler), "report_socket": str(report_socket)}
+    section = {"scheduler": scheduler_to_mapping(scheduler), "report_address": report_address}
     config = json.dumps({"autellix": section})
     return ["--scheduler-cls", SCHEDULER_CLASS, "--additional-config", config]
 

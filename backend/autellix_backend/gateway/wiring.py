@@ -12,7 +12,7 @@ from functools import partial
 from autellix_backend.core.balance import make_balancer
 from autellix_backend.engines.base import Engine
 from autellix_backend.engines.breaker import Breaker
-from autellix_backend.engines.datagrams import DatagramReceiver
+from autellix_backend.engines.ray_replica import RayReplica
 from autellix_backend.engines.remote import RemoteEngine
 from autellix_backend.engines.report_client import ReportClient
 from autellix_backend.engines.supervisor import EngineChange, EngineState, Supervisor
@@ -199,16 +199,12 @@ class Components:
             on_malformed=metrics.reports.labels("malformed").inc,
             on_snapshot=partial(self._on_snapshot, handle),
         )
-        if engine.report_socket is not None:
-            handle.receiver = DatagramReceiver(engine.report_socket, decoder)
-        elif not engine.is_owned:
-            handle.link = ReportClient(
-                limits.report_secret,
-                self.registry.gateway_id,
-                on_message=decoder,
-                on_change=partial(self._on_link_change, handle),
-                clock=self.clock,
-            )
+        handle.link = ReportClient(
+            engine.report_secret if isinstance(engine, RayReplica) else limits.report_secret,
+            self.registry.gateway_id,
+            on_message=decoder,
+            on_change=partial(self._on_link_change, handle),
+        )
         metrics.set_engine(engine.name, is_up=True)
         metrics.engine_reports.labels(engine.name).set_function(lambda: handle.sends_reports)
         supervisor.subscribe(handle.on_change)
@@ -221,7 +217,8 @@ class Components:
         limits, scheduler = self.settings.engine, self.settings.scheduler
         slots, kv_tokens = limits.max_in_flight, limits.kv_tokens or engine.kv_tokens
         has_admission = scheduler.has_admission and kv_tokens is not None
-        if engine.report_socket is None and (slots is not None or has_admission):
+        has_scheduler = engine.is_owned and engine.report_endpoints
+        if not has_scheduler and (slots is not None or has_admission):
             return PolicyOrdering(scheduler, slots or math.inf, kv_tokens or math.inf)
         return ArrivalOrdering()
 

@@ -1,16 +1,16 @@
-"""The messages of a report link: the ZeroMQ connection of a gateway to an engine that others run.
+"""The messages of a report link: the ZeroMQ connection of a gateway to an engine with our scheduler.
 
-The engine listens, and gateways connect: a gateway says hello once a second, and the engine answers each
-hello with its facts. Between them it sends reports and snapshots. All messages have two frames, kind and
-content.
+The engine publishes and gateways subscribe: each to the engine's facts, to its snapshots, and to the reports
+of its own calls. A message is one frame: its topic, a zero byte, and its content.
 
 Both sides name the protocol that they speak. Fields may be added to a message within one protocol, with a
-default: each side ignores what it does not know. Anything else makes a new protocol, and sides of different
-ones exchange nothing but hellos and facts, from which each learns that.
+default: each side ignores what it does not know. Anything else makes a new protocol, and a gateway reads
+nothing but the facts of an engine that speaks another one.
 
-The connection is CurveZMQ, which encrypts, and refuses replayed frames. Both sides derive the engine's key
-pair from the secret that they share; the secret itself never travels. Without it, nobody can compute the
-engine's public key, or get past the handshake.
+Engines that a gateway has started on its machine listen at a socket in a private folder. To all others the
+connection is CurveZMQ, which encrypts, and refuses replayed frames. Both sides derive the engine's key pair
+from the secret that they share; the secret itself never travels. Without it, nobody can compute the engine's
+public key, or get past the handshake.
 """
 
 from __future__ import annotations
@@ -23,28 +23,38 @@ import msgspec
 
 from autellix_backend.reports.decoding import ReportError, decode
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Of reports, snapshots and this module's messages; increased when one side could misread the other."""
 
-HELLO = b"hello"
-"""The kind of a gateway's message."""
-ENGINE = b"engine"
-"""The kind of the answer to it."""
-MESSAGE = b"message"
-"""The kind of a report or a snapshot."""
-HELLO_PERIOD_S = 1.0
-LOST_S = 10.0
-"""How long the other side may be silent before it counts as gone."""
-MAX_HELLO_BYTES = 4096
-_SALT = b"autellix report link 1"
-_MAX_ID = 64
+FACTS_TOPIC = b"facts"
+SNAPSHOT_TOPIC = b"snapshot"
+END_OF_TOPIC = b"\0"
+"""Ends a topic, so that none is the start of another."""
+IPC = "ipc://"
+_SALT = b"autellix report link 2"
+
+
+def report_topic(gateway: str) -> bytes:
+    """Return the topic of the reports for a gateway."""
+    return b"report " + gateway.encode()
+
+
+def address_of_rank(address: str, rank: int) -> str:
+    """Return the address of a data-parallel rank: the first one's port plus the rank, or its own socket."""
+    if address.startswith(IPC):
+        return f"{address}.{rank}" if rank else address
+    host, _, port = address.rpartition(":")
+    return f"{host}:{int(port) + rank}"
 
 
 class OtherProtocolError(ReportError):
-    """The other side speaks another protocol of reports."""
+    """An engine speaks another protocol of reports."""
 
     def __init__(self, protocol: int, version: str) -> None:
-        super().__init__(f"version {version} speaks protocol {protocol} of reports, not {PROTOCOL}")
+        side = "the engine" if protocol < PROTOCOL else "this gateway"
+        super().__init__(
+            f"version {version} speaks protocol {protocol} of reports, not {PROTOCOL}: upgrade {side}"
+        )
 
 
 class _Speaker(msgspec.Struct, frozen=True):
@@ -52,33 +62,6 @@ class _Speaker(msgspec.Struct, frozen=True):
 
     protocol: int
     version: str = "unknown"
-
-
-class GatewayHello(msgspec.Struct, frozen=True, kw_only=True):
-    """The facts of a gateway."""
-
-    gateway: str
-    """The id that its calls name."""
-    version: str
-    protocol: int = PROTOCOL
-
-    def to_bytes(self) -> bytes:
-        """Return the message's content."""
-        return msgspec.json.encode(self)
-
-    @classmethod
-    def from_bytes(cls, content: bytes) -> GatewayHello:
-        """Read a hello; keys of a later version are ignored.
-
-        Raises:
-            OtherProtocolError: it is of another protocol.
-            ReportError: the content is none, or its id is empty or too long.
-        """
-        _check_protocol(content)
-        hello = decode(_hello_decoder, content, "a gateway's hello")
-        if not 0 < len(hello.gateway) <= _MAX_ID:
-            raise ReportError(f"a gateway's id has 1 to {_MAX_ID} characters, not {len(hello.gateway)}")
-        return hello
 
 
 Rank = Annotated[int, msgspec.Meta(ge=0, lt=1024)]
@@ -91,7 +74,7 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     engine: str
     """An id that is new with every start of its process."""
     rank: Rank = 0
-    """Its data-parallel rank; each rank is a process with a report port of its own."""
+    """Its data-parallel rank; each rank is a process with a report address of its own."""
     version: str
     """The scheduler's."""
     protocol: int = PROTOCOL
@@ -120,18 +103,10 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
             OtherProtocolError: they are of another protocol.
             ReportError: the content is not a JSON object with every field of its type.
         """
-        _check_protocol(content)
+        speaker = decode(_speaker_decoder, content, "an engine's facts")
+        if speaker.protocol != PROTOCOL:
+            raise OtherProtocolError(speaker.protocol, speaker.version)
         return decode(_facts_decoder, content, "an engine's facts")
-
-
-def _check_protocol(content: bytes) -> None:
-    try:
-        speaker = _speaker_decoder.decode(content)
-    except (msgspec.DecodeError, RecursionError):
-        # The reader of the whole message names what is wrong.
-        return
-    if speaker.protocol != PROTOCOL:
-        raise OtherProtocolError(speaker.protocol, speaker.version)
 
 
 @functools.lru_cache(maxsize=4)
@@ -144,5 +119,4 @@ def link_key(secret: str) -> bytes:
 
 
 _speaker_decoder = msgspec.json.Decoder(_Speaker)
-_hello_decoder = msgspec.json.Decoder(GatewayHello)
 _facts_decoder = msgspec.json.Decoder(EngineFacts)

@@ -1,4 +1,4 @@
-"""The report of a call that the engine sends to the gateway: one JSON datagram per call."""
+"""The report of a call that the engine sends to the gateway: one JSON message per call."""
 
 from __future__ import annotations
 
@@ -49,18 +49,18 @@ class EngineReport(CallRecord):
     """When its first prefill ended, in seconds from its arrival; None if it did not."""
 
     def to_bytes(self) -> bytes:
-        """Return the report as one datagram."""
+        """Return the report as one message."""
         return msgspec.json.encode(self)
 
     @classmethod
-    def from_bytes(cls, datagram: bytes) -> EngineReport:
+    def from_bytes(cls, message: bytes) -> EngineReport:
         """Read a report; keys of a later version are ignored.
 
         Raises:
-            ReportError: the datagram is not a JSON object with every field of its type, or a number is
+            ReportError: the message is not a JSON object with every field of its type, or a number is
                 below zero or beyond reason.
         """
-        report = decode(_decoder, datagram, "an engine report")
+        report = decode(_decoder, message, "an engine report")
         report._check()
         return report
 

@@ -1,4 +1,4 @@
-"""The snapshot of an engine's queues that it sends to the gateway: one JSON datagram."""
+"""The snapshot of an engine's queues that it sends to the gateway: one JSON message."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from autellix_backend.reports.decoding import decode
 from autellix_backend.reports.link import Rank
 
 MAX_SNAPSHOT_BYTES = 60 * 1024
-"""The largest datagram, a margin below what the gateway reads at once."""
+"""The largest message: the gateway reads one in milliseconds."""
 MAX_IDLE_IDS = 128
 """The most programs without a call that are listed: their ids leave room for as many calls."""
 
@@ -143,7 +143,7 @@ class EngineSnapshot(msgspec.Struct, frozen=True, kw_only=True, tag_field=_TAG_F
     """The number of calls in each level, running ones included; empty without calls."""
     calls: tuple[CallSnapshot, ...]
     left_out: int = 0
-    """Calls behind those in `calls`, for which the datagram has no room."""
+    """Calls behind those in `calls`, for which the message has no room."""
     kv_offload: KvOffloadTotals | None = None
     """None where the engine does not offload KV blocks by our connector."""
     admission: AdmissionSnapshot | None = None
@@ -173,26 +173,26 @@ class EngineSnapshot(msgspec.Struct, frozen=True, kw_only=True, tag_field=_TAG_F
         )
 
     def to_bytes(self, limit_bytes: int = MAX_SNAPSHOT_BYTES) -> bytes:
-        """Return the snapshot as one datagram, with as many of its calls as fit."""
+        """Return the snapshot as one message, with as many of its calls as fit."""
         calls = [CallSnapshot(*map(_rounded, msgspec.structs.astuple(call))) for call in self.calls]
-        while len(datagram := self._encode(calls)) > limit_bytes:
+        while len(message := self._encode(calls)) > limit_bytes:
             # Ids differ in length: a margin saves most further rounds.
-            del calls[int(0.95 * len(calls) * limit_bytes / len(datagram)) :]
-        return datagram
+            del calls[int(0.95 * len(calls) * limit_bytes / len(message)) :]
+        return message
 
     @staticmethod
-    def is_one(datagram: bytes) -> bool:
-        """Return whether a datagram is a snapshot, and not the report of a call."""
-        return datagram.startswith(_PREFIX)
+    def is_one(message: bytes) -> bool:
+        """Return whether a message is a snapshot, and not the report of a call."""
+        return message.startswith(_PREFIX)
 
     @classmethod
-    def from_bytes(cls, datagram: bytes) -> EngineSnapshot:
+    def from_bytes(cls, message: bytes) -> EngineSnapshot:
         """Read a snapshot; keys, and columns of calls, of a later version are ignored.
 
         Raises:
-            ReportError: the datagram is not a JSON object with every field of its type.
+            ReportError: the message is not a JSON object with every field of its type.
         """
-        return decode(_decoder, datagram, "an engine snapshot")
+        return decode(_decoder, message, "an engine snapshot")
 
     def _encode(self, calls: list[CallSnapshot]) -> bytes:
         left_out = self.left_out + len(self.calls) - len(calls)

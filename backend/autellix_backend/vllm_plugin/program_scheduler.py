@@ -28,11 +28,11 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 
-from autellix_backend.reports.link import EngineFacts
+from autellix_backend.reports.link import EngineFacts, address_of_rank
 from autellix_backend.settings import report_secret
 from autellix_backend.vllm_plugin.compatibility import why_incompatible
 from autellix_backend.vllm_plugin.plugin import SchedulerPlugin
-from autellix_backend.vllm_plugin.report_server import port_of_rank
+from autellix_backend.vllm_plugin.report_server import ReportServer
 from autellix_backend.vllm_plugin.settings import PluginSettings
 
 # Below vLLM's own logger, whose handler shows it.
@@ -68,8 +68,8 @@ class ProgramSchedulerMixin(_Host):
         else:
             logger.warning("Autellix: %s; this engine goes on in vLLM's own order", problem)
         if settings.report_address is not None and self.plugin is not None and not self.is_degraded:
-            address = port_of_rank(settings.report_address, self.plugin.facts.rank)
-            self.plugin.tracker.sender.listen(address, report_secret(), self.facts)
+            address = address_of_rank(settings.report_address, self.plugin.facts.rank)
+            self.plugin.tracker.reports = ReportServer(address, report_secret(), self.facts)
 
     def _set_up(self, settings: PluginSettings) -> None:
         try:
@@ -82,7 +82,8 @@ class ProgramSchedulerMixin(_Host):
     def facts(self) -> EngineFacts:
         """Return what gateways learn of this engine; may be called in another thread."""
         assert self.plugin is not None
-        dropped = self.plugin.tracker.sender.dropped_records
+        reports = self.plugin.tracker.reports
+        dropped = reports.dropped_records if reports is not None else 0
         return replace(self.plugin.facts, is_degraded=self.is_degraded, dropped=dropped)
 
     # vLLM's hooks, in the order in which a request meets them.
@@ -127,8 +128,8 @@ class ProgramSchedulerMixin(_Host):
 
     def shutdown(self) -> None:
         """Stop reporting, and let vLLM end its own."""
-        if self.plugin is not None:
-            self.plugin.tracker.sender.close()
+        if self.plugin is not None and self.plugin.tracker.reports is not None:
+            self.plugin.tracker.reports.close()
         super().shutdown()
 
     def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 MAX_RUNS = 16
-"""Runs of a call that are kept apart: its report has to fit a datagram."""
+"""Runs of a call that are kept apart: its report has to be small."""
 _DIGITS = 4
 
 

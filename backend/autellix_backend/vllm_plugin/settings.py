@@ -12,17 +12,15 @@ from autellix_backend.core.names import LIVE_POLICY_NAMES
 from autellix_backend.settings.scheduler import scheduler_from_mapping
 
 SECTION = "autellix"
-_ADDRESS = r"^tcp://(\[[0-9a-fA-F:]+\]|[^\s:/]+):[0-9]{1,5}$"
+_ADDRESS = r"^(tcp://(\[[0-9a-fA-F:]+\]|[^\s:/]+):[0-9]{1,5}|ipc:///.+)$"
 
 
 class PluginSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of one engine's scheduler: its policy, and where its reports go."""
 
     scheduler: SchedulerConfig
-    report_socket: str | None = None
-    """Where a gateway on this machine listens, which has started the engine."""
     report_address: str | None = None
-    """Where the engine listens for other gateways."""
+    """Where the engine listens for gateways: a port, or a socket of this machine."""
 
     @classmethod
     def from_additional_config(cls, additional_config: object) -> PluginSettings:
@@ -42,14 +40,9 @@ class PluginSettings(msgspec.Struct, frozen=True, kw_only=True):
                 f"additional-config: {SECTION}: policy must be one of {', '.join(LIVE_POLICY_NAMES)}; "
                 f"{scheduler.policy!r} works in the simulator only"
             )
-        return cls(
-            scheduler=scheduler,
-            report_socket=section.report_socket,
-            report_address=section.report_address,
-        )
+        return cls(scheduler=scheduler, report_address=section.report_address)
 
 
 class _PluginSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     scheduler: dict[str, Any] = {}
-    report_socket: Annotated[str, msgspec.Meta(min_length=1)] | None = None
     report_address: Annotated[str, msgspec.Meta(pattern=_ADDRESS)] | None = None

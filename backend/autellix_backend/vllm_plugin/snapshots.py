@@ -90,7 +90,7 @@ class SnapshotReporter:
 
     def is_due(self, clock: Callable[[], float]) -> bool:
         """Whether a snapshot is due; reads the clock only where that depends on it."""
-        if not self._tracker.sender.is_enabled:
+        if not self._tracker.is_reporting:
             return False
         if not len(self._tracker):
             return self._had_calls
@@ -99,7 +99,7 @@ class SnapshotReporter:
     def send(
         self, clock: Callable[[], float], load: SchedulerLoad, held_blocks: Callable[[str], int]
     ) -> None:
-        """Send a snapshot, if the gateway has room for it: the next one replaces it, unless queues are empty.
+        """Send a snapshot.
 
         Args:
             clock: The tracker's clock.
@@ -108,8 +108,8 @@ class SnapshotReporter:
         """
         now, began_s = clock(), self._cpu_clock()
         self._had_calls = bool(len(self._tracker))
-        snapshot = self.snapshot(now, load, held_blocks).to_bytes()
-        self._tracker.sender.offer(snapshot, is_last=not self._had_calls)
+        if self._tracker.reports is not None:
+            self._tracker.reports.broadcast(self.snapshot(now, load, held_blocks).to_bytes())
         period_s = (self._cpu_clock() - began_s) / MAX_SHARE
         self._next_s = now + min(max(PERIOD_S, period_s), MAX_PERIOD_S)
         self._steps, self._steps_s = 0, 0.0

@@ -17,7 +17,7 @@ from autellix_backend.core.machine import Machine
 from autellix_backend.reports.report import EngineReport
 from autellix_backend.vllm_plugin.context import ContextIndex
 from autellix_backend.vllm_plugin.identity import CallIdentity
-from autellix_backend.vllm_plugin.report_outlet import ReportOutlet
+from autellix_backend.vllm_plugin.report_server import ReportServer
 from autellix_backend.vllm_plugin.runs import CallRuns
 from autellix_backend.vllm_plugin.settings import PluginSettings
 
@@ -62,11 +62,17 @@ class CallTracker:
         self.machine = Machine(settings.scheduler, kv_tokens=kv_tokens)
         self._contexts = ContextIndex(block_tokens)
         self._needs_contexts = self.machine.admission.memory is not None or self.machine.policy.boosts
-        self.sender = ReportOutlet(settings.report_socket)
+        self.reports: ReportServer | None = None
+        """Where reports and snapshots go, if the engine has a report address."""
         self.step = 0
         self._calls: dict[str, _Tracked] = {}
         self._places: dict[str, int] = {}
         self._next_expiry_s = 0.0
+
+    @property
+    def is_reporting(self) -> bool:
+        """Whether any gateway is connected."""
+        return self.reports is not None and self.reports.has_gateways
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._calls
@@ -230,12 +236,12 @@ class CallTracker:
             finish_step=self.step,
             engine_steps=call.engine_steps,
             finish_reason=finish_reason,
-            dropped_records=self.sender.dropped_records,
+            dropped_records=self.reports.dropped_records if self.reports else 0,
             runs=tuple(call.runs.ended),
             prefilled_s=call.runs.prefilled_s,
         )
-        if self.sender.is_enabled:
-            self.sender.send(report.to_bytes(), call.identity.gateway)
+        if self.is_reporting and self.reports is not None:
+            self.reports.send(call.identity.gateway, report.to_bytes())
         return report
 
     def _drop_program(self, arrival: Arrival, now: float) -> None:

@@ -6,10 +6,7 @@ import asyncio
 import itertools
 import json
 import random
-import socket
-from collections import deque
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from aiohttp import web
@@ -20,7 +17,6 @@ from autellix_lab.fakes.answers import DIALECTS, EMBEDDINGS_PATH, FakeDialect
 from autellix_lab.fakes.call import MODEL_NAME, FakeBehaviour, FakeCall, Fault, ReceivedRequest
 
 MAX_BODY_BYTES = 256 * 2**20
-RESEND_S = 0.001
 
 
 class FakeApi:
@@ -31,7 +27,6 @@ class FakeApi:
         behaviour: FakeBehaviour,
         *,
         keeps_requests: bool,
-        report_socket: Path | None,
         on_report: Callable[[EngineReport], None] | None,
     ) -> None:
         self.behaviour = behaviour
@@ -41,11 +36,8 @@ class FakeApi:
         """Calls whose client disconnected before the answer ended."""
         self.steps = 0
         """Tokens generated, over all calls."""
-        self.report_socket = report_socket
-        self._unsent: deque[bytes] = deque()
-        """The socket for engine reports."""
         self.report_server: ReportServer | None = None
-        """Sends reports over the network, too."""
+        """Sends engine reports."""
         self._keeps_requests = keeps_requests
         self._on_report = on_report
         self._changed = asyncio.Event()
@@ -230,30 +222,8 @@ class FakeApi:
         report = call.report(self.steps)
         if self._on_report is not None:
             self._on_report(report)
-        if self.report_server is not None and call.gateway:
+        if self.report_server is not None:
             self.report_server.send(call.gateway, report.to_bytes())
-        elif self.report_socket is not None:
-            self._send(report.to_bytes())
-
-    def _send(self, message: bytes) -> None:
-        """Send a report, after those that wait for room."""
-        self._unsent.append(message)
-        if len(self._unsent) == 1:
-            self._send_unsent()
-
-    def _send_unsent(self) -> None:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
-            sender.setblocking(False)
-            while self._unsent:
-                try:
-                    sender.sendto(self._unsent[0], str(self.report_socket))
-                except BlockingIOError:
-                    # As in the real plugin: such a socket holds few messages, the others come later.
-                    asyncio.get_running_loop().call_later(RESEND_S, self._send_unsent)
-                    return
-                except (FileNotFoundError, ConnectionRefusedError):
-                    pass
-                self._unsent.popleft()
 
 
 def _error(status: int, message: str, kind: str) -> web.Response:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable
-from pathlib import Path
 
 from aiohttp import web
 from msgspec.structs import replace
@@ -58,7 +57,6 @@ class FakeEngine(FakeApi):
         behaviour: FakeBehaviour | None = None,
         *,
         name: str = "fake-0",
-        report_socket: Path | None = None,
         keep_alive_s: float = 75.0,
         keeps_requests: bool = True,
         is_owned: bool = True,
@@ -74,21 +72,19 @@ class FakeEngine(FakeApi):
         Args:
             behaviour: How it answers.
             name: The name in receipts.
-            report_socket: Where it sends engine reports; None sends none.
             keep_alive_s: How long it keeps an idle connection.
             keeps_requests: Whether it records what it receives.
             is_owned: Whether a supervisor may kill and restart it.
             kind: The engine kind, which decides the fields of its calls.
             port: Where it listens; 0 takes a free port at each start.
             on_report: Receives every engine report, sent or not.
-            report_address: Where gateways connect for reports over the network; None for none.
+            report_address: Where gateways connect for engine reports; None for none.
             report_secret: What they have to know.
             policy: The policy that it reports.
         """
         super().__init__(
             behaviour or FakeBehaviour(),
             keeps_requests=keeps_requests,
-            report_socket=report_socket,
             on_report=on_report,
         )
         self.name = name
@@ -123,7 +119,7 @@ class FakeEngine(FakeApi):
         self.listen()
 
     def listen(self) -> None:
-        """Open the report port, as a process that is new."""
+        """Open the report address, as a process that is new."""
         if self.report_endpoints:
             facts = replace(_FACTS, engine=secrets.token_hex(8), policy=self._policy)
             [address] = self.report_endpoints

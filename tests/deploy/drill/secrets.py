@@ -40,7 +40,7 @@ FAULTS = (
     SecretFault(
         what="missing",
         secret=None,
-        state="locked",
+        state="refused",
         gateway_line="wants a secret: engine.report_secret is not set here",
         engine_line="a gateway without engine.report_secret",
     ),

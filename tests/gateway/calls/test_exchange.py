@@ -271,7 +271,7 @@ async def test_engines_whose_time_cannot_be_seen_are_charged_by_tokens(
 ) -> None:
     """A prompt token counts once and an output token twice, 5 ms each."""
 
-    async with serve(has_socket=False, service="tokens") as rig:
+    async with serve(reports=False, service="tokens") as rig:
         headers = {"X-Autellix-Program-ID": "p"}
         body = {**HELLO, **fields}
         async with rig.client.post(rig.url + CHAT, json=body, headers=headers) as response:
@@ -284,7 +284,7 @@ async def test_engines_whose_time_cannot_be_seen_are_charged_by_tokens(
 
 async def test_the_engine_gets_what_boost_and_admission_read_of_a_program(serve: Any) -> None:
     """Age, work and class with each call, and once the ends of programs that it knows."""
-    async with serve(policy="boost", admission="working_set", has_socket=False) as rig:
+    async with serve(policy="boost", admission="working_set", reports=False) as rig:
         headers = {"X-Autellix-Program-ID": "p", "X-Autellix-Program-Name": "react"}
         await rig.chat(headers)
         await rig.chat(headers)
@@ -305,7 +305,7 @@ async def test_the_engine_gets_what_boost_and_admission_read_of_a_program(serve:
 
 async def test_the_engine_gets_the_measured_spread_of_sizes(serve: Any) -> None:
     """So that one that was restarted does not begin anew."""
-    async with serve(policy="boost", has_socket=False) as rig:
+    async with serve(policy="boost", reports=False) as rig:
         for number in range(LEAST_PROGRAMS + 1):
             await rig.chat({"X-Autellix-Program-ID": f"p{number}"})
             await rig.client.delete(rig.url + f"/autellix/v1/programs/p{number}")

@@ -73,14 +73,12 @@ async def test_an_aborted_call_waits_for_the_step_that_it_was_in() -> None:
     assert not (await settling).estimated
 
 
-def logged(
-    serve: Any, path: Path, behaviour: FakeBehaviour, *, has_socket: bool = True, **fields: Any
-) -> Any:
+def logged(serve: Any, path: Path, behaviour: FakeBehaviour, *, reports: bool = True, **fields: Any) -> Any:
     """Make one call; return its line in the log, and the gateway's metrics."""
 
     async def main() -> str:
         observe = ObserveSettings(call_log=path)
-        async with serve(behaviour, observe=observe, has_socket=has_socket) as rig:
+        async with serve(behaviour, observe=observe, reports=reports) as rig:
             headers = {
                 "X-Autellix-Program-ID": "p",
                 "X-Autellix-Program-Name": "react",
@@ -132,7 +130,7 @@ def test_a_call_that_failed_is_logged_too(serve: Any, tmp_path: Path) -> None:
 
 
 def test_without_reports_the_answers_own_counts_are_logged(serve: Any, tmp_path: Path) -> None:
-    line, _ = logged(serve, tmp_path / "calls.jsonl", FakeBehaviour(), has_socket=False)
+    line, _ = logged(serve, tmp_path / "calls.jsonl", FakeBehaviour(), reports=False)
 
     assert (line["output_tokens"], line["is_estimated"], line["level"]) == (4, True, None)
 
@@ -140,7 +138,7 @@ def test_without_reports_the_answers_own_counts_are_logged(serve: Any, tmp_path:
 def test_a_call_without_a_report_is_charged_by_its_tokens(serve: Any, tmp_path: Path) -> None:
     """The time in the engine, with the waiting there, is no measure of service."""
     behaviour = FakeBehaviour(fault=Fault.SLOW, slow_s=0.3)
-    line, _ = logged(serve, tmp_path / "calls.jsonl", behaviour, has_socket=False)
+    line, _ = logged(serve, tmp_path / "calls.jsonl", behaviour, reports=False)
 
     tokens = line["prompt_tokens"] + 2 * line["output_tokens"]
     assert line["service_s"] == pytest.approx(0.005 * tokens)
@@ -157,7 +155,7 @@ def test_a_report_that_got_lost_costs_its_tokens(serve: Any, tmp_path: Path) -> 
 
 def test_a_stream_that_states_no_usage_is_charged_by_its_events(serve: Any, tmp_path: Path) -> None:
     behaviour = FakeBehaviour(output_tokens=20)
-    line, _ = logged(serve, tmp_path / "calls.jsonl", behaviour, has_socket=False, stream=True)
+    line, _ = logged(serve, tmp_path / "calls.jsonl", behaviour, reports=False, stream=True)
 
     # With a few events beside the tokens, and a prompt of some tokens.
     assert 0.2 <= line["service_s"] < 0.6

@@ -156,8 +156,8 @@ async def test_another_policy_is_a_problem() -> None:
     [
         ("another secret, as long", SECRET, "refused", "refuses our secret"),
         (SECRET, None, "refused", "or not set"),
-        (None, SECRET, "locked", "engine.report_secret is not set here"),
-        (None, None, "locked", "engine.report_secret is not set here"),
+        (None, SECRET, "refused", "engine.report_secret is not set here"),
+        (None, None, "refused", "engine.report_secret is not set here"),
     ],
 )
 async def test_a_wrong_or_missing_secret_is_said_everywhere(

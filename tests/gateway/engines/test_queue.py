@@ -94,7 +94,8 @@ async def test_a_call_whose_engine_died_before_the_first_byte_is_sent_once_more(
     async with serve(slow, engine_settings={"max_restarts": 1000}) as rig:
         call = asyncio.create_task(post(rig, stream=is_streaming))
         await rig.engine.wait_until(lambda: len(rig.engine.calls) == 1)
-        rig.engine.behaviour = FakeBehaviour()
+        # Its answer takes longer than the report link needs to connect again.
+        rig.engine.behaviour = FakeBehaviour(token_delay_s=0.2)
         async with kept_down(rig.engine):
             await until_queued(rig, 1)
         status, _, answer = await call
@@ -195,7 +196,7 @@ async def test_no_call_waits_for_an_engine_that_stays_dead(serve: Any) -> None:
 
 async def test_a_client_that_disconnects_removes_its_waiting_call(serve: Any) -> None:
     slow = FakeBehaviour(output_tokens=1000, token_delay_s=0.01)
-    async with serve(slow, has_socket=False, engine_settings={"max_in_flight": 1}) as rig:
+    async with serve(slow, reports=False, engine_settings={"max_in_flight": 1}) as rig:
         running = asyncio.create_task(post(rig, "running"))
         await rig.engine.wait_until(lambda: len(rig.engine.calls) == 1)
         queued = asyncio.create_task(post(rig, "queued"))
@@ -220,7 +221,7 @@ async def test_the_gateway_orders_calls_of_an_engine_without_our_scheduler(serve
     """The programs with less service go first; never more than max_in_flight calls are at the engine."""
 
     gate = asyncio.Event()
-    async with serve(has_socket=False, engine_settings={"max_in_flight": 1}) as rig:
+    async with serve(reports=False, engine_settings={"max_in_flight": 1}) as rig:
         await post(rig, "old")
         await post(rig, "old")
         rig.engine.behaviour = FakeBehaviour(gate=gate)
@@ -270,7 +271,7 @@ async def test_the_breaker_keeps_calls_from_an_engine_that_cannot_be_reached(
     monkeypatch.setattr(wiring, "BREAKER_FAILURES", 2)
     monkeypatch.setattr(wiring, "BREAKER_COOLDOWN_S", 0.3)
     monkeypatch.setattr(supervisor, "PROBE_PERIOD_S", 100.0)
-    async with serve(engine=engine, has_socket=False) as rig:
+    async with serve(engine=engine, reports=False) as rig:
         alive = engine.is_alive
         # As a remote engine, which has no process to look at; the supervisor would start one that is dead.
         engine.is_alive = lambda: True  # type: ignore[method-assign]
@@ -287,7 +288,7 @@ async def test_the_breaker_keeps_calls_from_an_engine_that_cannot_be_reached(
 
 async def test_a_gateway_that_drains_refuses_waiting_and_fresh_calls_and_ends_the_running(serve: Any) -> None:
     gate = asyncio.Event()
-    async with serve(FakeBehaviour(gate=gate), has_socket=False, engine_settings={"max_in_flight": 1}) as rig:
+    async with serve(FakeBehaviour(gate=gate), reports=False, engine_settings={"max_in_flight": 1}) as rig:
         running = asyncio.create_task(post(rig, "running"))
         await rig.engine.wait_until(lambda: len(rig.engine.calls) == 1)
         queued = asyncio.create_task(post(rig, "queued"))
@@ -321,7 +322,7 @@ async def test_the_official_client_repeats_a_call_whose_engine_was_gone(serve: A
 
 async def test_a_program_waits_until_its_context_fits_into_an_engine_that_reports_nothing(serve: Any) -> None:
     """Estimates decide: the length of the prompt, then the tokens of the answers, until the program ends."""
-    options = {"policy": "boost", "admission": "working_set", "has_socket": False}
+    options = {"policy": "boost", "admission": "working_set", "reports": False}
     long = {"messages": [{"role": "user", "content": "word " * 300}]}
     behaviour = FakeBehaviour(fault=Fault.HANG)
     async with serve(behaviour, engine_settings={"kv_tokens": 660}, **options) as rig:

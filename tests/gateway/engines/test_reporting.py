@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from msgspec.structs import replace
-from tests.report_links import FACTS, LinkedGateway
+from tests.report_links import FACTS, SECRET, LinkedGateway
 
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.engines.report_client import LinkState, ReportClient
@@ -15,22 +15,28 @@ CONFIG = SchedulerConfig(policy="boost")
 ADDRESS = "tcp://engine1:9000"
 
 
-def link_in(state: LinkState, *facts: EngineFacts, ranks: int = 1) -> ReportClient:
-    client = LinkedGateway().client
+def link_in(
+    state: LinkState, *facts: EngineFacts, ranks: int = 1, secret: str | None = SECRET
+) -> ReportClient:
+    client = LinkedGateway(secret).client
     client.state = state
     client.endpoints = tuple(f"tcp://engine1:{9000 + rank}" for rank in range(ranks))
     client.facts = {each.rank: each for each in facts}
     return client
 
 
-def said(link: ReportClient | None, *, is_ordered_here: bool = False, has_socket: bool = False) -> Reporting:
-    return reporting_of(link, CONFIG, has_socket=has_socket, is_ordered_here=is_ordered_here)
+def said(link: ReportClient | None, *, is_ordered_here: bool = False) -> Reporting:
+    return reporting_of(link, CONFIG, is_ordered_here=is_ordered_here)
 
 
 def test_an_engine_of_our_own() -> None:
-    found = said(None, has_socket=True)
+    link = link_in(LinkState.UP, FACTS)
+    link.endpoints = ("ipc:///run/a",)
+    found = said(link)
     assert (found.state, found.problem) == ("local", None)
-    assert found.text == "our scheduler, policy boost; reports are local"
+    assert found.text.endswith("4 slots, 4,096 KV tokens; reports are local")
+    link.state = LinkState.ABSENT
+    assert said(link).problem == "no report port at ipc:///run/a"
 
 
 def test_a_server_without_report_port() -> None:
@@ -76,9 +82,11 @@ def test_what_is_wrong_with_an_engine_that_reports(facts: EngineFacts, ranks: in
     [
         (
             LinkState.REFUSED,
-            f"{ADDRESS} refuses our secret: engine.report_secret is another one there, or not set",
+            (
+                f"{ADDRESS} refuses our secret: engine.report_secret is another one there, or not set, "
+                "or its Autellix is 0.2 or older (upgrade the engine)"
+            ),
         ),
-        (LinkState.LOCKED, f"{ADDRESS} wants a secret: engine.report_secret is not set here"),
         (LinkState.CONNECTING, f"{ADDRESS} has not answered yet"),
         (LinkState.LOST, f"no more reports from {ADDRESS}"),
     ],
@@ -87,6 +95,11 @@ def test_an_engine_that_does_not_report(state: LinkState, problem: str) -> None:
     found = said(link_in(state))
     assert (found.state, found.problem) == (state, problem)
     assert found.text == f"{problem}: no order of ours, charged by the tokens of their answers"
+
+
+def test_a_gateway_without_a_secret() -> None:
+    found = said(link_in(LinkState.REFUSED, secret=None))
+    assert found.problem == f"{ADDRESS} wants a secret: engine.report_secret is not set here"
 
 
 def test_an_engine_that_reported_once_still_orders_its_calls() -> None:

@@ -81,7 +81,7 @@ async def test_an_engine_that_stops_in_mid_stream_ends_it_with_an_error_event(
         writer.write(STREAM_HEAD + chunk(first))
         await writer.drain()
 
-    async with serve(engine=ScriptedEngine(script), has_socket=False, upstream_timeout_s=0.3) as rig:
+    async with serve(engine=ScriptedEngine(script), reports=False, upstream_timeout_s=0.3) as rig:
         headers = {"X-Autellix-Program-ID": "p"}
         body = {**HELLO, "stream": True}
         async with rig.client.post(rig.url + CHAT, json=body, headers=headers) as response:
@@ -110,7 +110,7 @@ async def test_an_engine_that_takes_no_connection_gives_a_503_in_time(
             filler.setblocking(False)
             filler.connect_ex(address)
         engine = UnreachableEngine(address)
-        async with serve(engine=engine, has_socket=False, recovery_wait_s=0.5) as rig:
+        async with serve(engine=engine, reports=False, recovery_wait_s=0.5) as rig:
             # The kernel itself would try for two minutes.
             async with asyncio.timeout(PATIENCE_S), rig.client.post(rig.url + CHAT, json=HELLO) as response:
                 assert response.status == 503
@@ -150,7 +150,7 @@ async def test_a_stream_of_tool_call_deltas_passes_byte_for_byte(serve: Any) -> 
         writer.write(b"0\r\n\r\n")
         await writer.drain()
 
-    async with serve(engine=ScriptedEngine(script), has_socket=False) as rig:
+    async with serve(engine=ScriptedEngine(script), reports=False) as rig:
         async with rig.client.post(rig.url + CHAT, json={**HELLO, "stream": True}) as response:
             content = await response.read()
         assert content.startswith(stream + b": autellix {")

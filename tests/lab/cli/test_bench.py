@@ -67,7 +67,7 @@ def with_fake_engine(behaviour: FakeBehaviour, use: Callable[[str], int], **sett
     """Run `use` in a thread with the address of a gateway in front of a fake engine."""
 
     async def run(folder: Path) -> int:
-        engine = FakeEngine(behaviour, report_socket=folder / "accounts.sock")
+        engine = FakeEngine(behaviour, report_address=f"ipc://{folder}/reports")
         await engine.start()
         try:
             async with gateway(engine, **settings) as url:

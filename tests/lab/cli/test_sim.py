@@ -339,7 +339,7 @@ def test_calibrate_finds_the_fake_engine_s_step_time(
         with tempfile.TemporaryDirectory() as folder:
             # With a delay, so that calls overlap.
             behaviour = FakeBehaviour(output_tokens=1000, service_s_per_token=0.01, token_delay_s=0.002)
-            engine = FakeEngine(behaviour, report_socket=Path(folder) / "accounts.sock")
+            engine = FakeEngine(behaviour, report_address=f"ipc://{folder}/reports")
             await engine.start()
             try:
                 async with gateway(engine) as url:

@@ -7,13 +7,15 @@ import json
 import socket
 import struct
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
+from tests.report_links import linked
+from tests.waiting import until
 
 from autellix_backend.engines.base import Engine
+from autellix_backend.engines.report_client import LinkState
 from autellix_backend.reports.report import EngineReport
 from autellix_lab.fakes.engine import CHAT_PATH, FakeBehaviour, FakeEngine, Fault
 
@@ -23,9 +25,9 @@ CHAT_BODY = {"model": "m", "messages": [{"role": "user", "content": "hello there
 def with_engine(
     behaviour: FakeBehaviour,
     use: Callable[[FakeEngine, aiohttp.ClientSession], Awaitable[None]],
-    report_socket: Path | None = None,
+    report_address: str | None = None,
 ) -> FakeEngine:
-    engine = FakeEngine(behaviour, report_socket=report_socket)
+    engine = FakeEngine(behaviour, report_address=report_address)
 
     async def main() -> None:
         await engine.start()
@@ -158,41 +160,26 @@ def test_a_killed_engine_returns_its_failure() -> None:
     with_engine(FakeBehaviour(fault=Fault.HANG), use)
 
 
-def read_accounts(receiver: socket.socket) -> list[EngineReport]:
-    accounts = []
-    receiver.setblocking(False)
-    while True:
-        try:
-            accounts.append(EngineReport.from_bytes(receiver.recv(65536)))
-        except BlockingIOError:
-            return accounts
-
-
-def test_sends_one_report_per_call(tmp_path: Path) -> None:
-    """The report has the ids of the request and arrives before the answer."""
-    path = tmp_path / "a.sock"
-    xargs: dict[str, Any] = {"autellix_program": "p", "autellix_call": "c", "autellix_service_s": 1.5}
-
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
-        receiver.bind(str(path))
-
-        async def use(engine: FakeEngine, client: aiohttp.ClientSession) -> None:
-            await post(engine, client, vllm_xargs=xargs)
-            (account,) = read_accounts(receiver)
-            assert (account.program_id, account.call_id, account.inherited_service_s) == ("p", "c", 1.5)
-            assert (account.output_tokens, account.is_aborted) == (4, False)
-
-        with_engine(FakeBehaviour(), use, report_socket=path)
-        assert read_accounts(receiver) == []
-
-
-def test_a_report_without_a_receiver_is_dropped(tmp_path: Path) -> None:
-    """Nobody listening at the socket does not disturb the call."""
+def test_sends_one_report_per_call(local_address: str) -> None:
+    """The report has the ids of the request."""
+    xargs: dict[str, Any] = {
+        "autellix_program": "p",
+        "autellix_call": "c",
+        "autellix_service_s": 1.5,
+        "autellix_gateway": "g1",
+    }
 
     async def use(engine: FakeEngine, client: aiohttp.ClientSession) -> None:
-        assert (await post(engine, client))[0] == 200
+        async with linked(local_address) as gateway:
+            await gateway.reaches(LinkState.UP)
+            for _ in range(2):
+                await post(engine, client, vllm_xargs=xargs)
+            await until(lambda: len(gateway.messages) == 2)
+            report = EngineReport.from_bytes(gateway.messages[0])
+        assert (report.program_id, report.call_id, report.inherited_service_s) == ("p", "c", 1.5)
+        assert (report.output_tokens, report.is_aborted) == (4, False)
 
-    with_engine(FakeBehaviour(), use, report_socket=tmp_path / "absent.sock")
+    with_engine(FakeBehaviour(), use, report_address=local_address)
 
 
 def test_faults_may_be_drawn_by_their_shares() -> None:

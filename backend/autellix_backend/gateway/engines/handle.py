@@ -11,7 +11,6 @@ from autellix_backend.core.balance.memory import MemoryReport
 from autellix_backend.core.balance.speed import Speed, SpeedEstimate
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.engines.base import Engine
-from autellix_backend.engines.datagrams import DatagramReceiver
 from autellix_backend.engines.report_client import LinkState, ReportClient
 from autellix_backend.engines.supervisor import EngineChange, EngineState, Supervisor
 from autellix_backend.gateway.engines.ended import EndedPrograms
@@ -96,10 +95,8 @@ class EngineHandle:
     """The gateway's settings of the scheduler."""
     make_ordering: Callable[[], Ordering]
     """Returns the order of its calls here while it has no scheduler of ours."""
-    receiver: DatagramReceiver | None = None
-    """Receives its reports on this machine."""
     link: ReportClient | None = None
-    """Receives its reports over the network."""
+    """Receives its reports; the wiring sets it."""
     snapshots: LatestSnapshots = field(default_factory=LatestSnapshots)
     open_calls: int = 0
     """This gateway's requests at the engine or queued for it."""
@@ -121,7 +118,7 @@ class EngineHandle:
     @property
     def sends_reports(self) -> bool:
         """Whether its reports of what calls cost arrive here at present."""
-        return self.receiver is not None or (self.link is not None and self.link.is_up)
+        return self.link is not None and self.link.is_up
 
     @property
     def reporting(self) -> Reporting:
@@ -131,7 +128,6 @@ class EngineHandle:
         return reporting_of(
             self.link if self.engine.report_endpoints else None,
             self.scheduler,
-            has_socket=self.receiver is not None,
             is_ordered_here=self.queue.has_policy,
         )
 
@@ -169,8 +165,6 @@ class EngineHandle:
 
     def open(self) -> None:
         """Start receiving its reports and supervising it; must be called in the event loop."""
-        if self.receiver is not None:
-            self.receiver.open()
         self._open_link()
         self.upstream.open()
         self.supervisor.open()
@@ -181,8 +175,6 @@ class EngineHandle:
         await self.upstream.close()
         if self.link is not None:
             await self.link.close()
-        if self.receiver is not None:
-            self.receiver.close()
 
     def on_change(self, change: EngineChange) -> None:
         """Drop what is out of date when the engine is no longer up."""

@@ -1,4 +1,4 @@
-"""Reads what engines send over sockets and report links: reports of requests, and snapshots of queues."""
+"""Reads what engines send over report links: reports of requests, and snapshots of queues."""
 
 from __future__ import annotations
 

@@ -16,26 +16,21 @@ class Reporting:
     """What an engine reports to this gateway."""
 
     state: str
-    """`local` over a socket of this machine, `none` without our scheduler, else the state of the link."""
+    """`local` over a socket of this machine, `none` without a report address, else the state of the link."""
     text: str
     """Who orders its calls, and how they are charged."""
     problem: str | None = None
     """What an operator should fix."""
 
 
-def reporting_of(
-    link: ReportClient | None, config: SchedulerConfig, *, has_socket: bool, is_ordered_here: bool
-) -> Reporting:
+def reporting_of(link: ReportClient | None, config: SchedulerConfig, *, is_ordered_here: bool) -> Reporting:
     """Return what an engine reports.
 
     Args:
-        link: The link to its report port, if it may have one.
+        link: The link to its report address, if it may have one.
         config: The gateway's settings of the scheduler.
-        has_socket: Whether it reports over a socket of this machine.
         is_ordered_here: Whether the gateway orders its calls.
     """
-    if has_socket:
-        return Reporting(state=LOCAL, text=f"our scheduler, policy {config.policy}; reports are local")
     order = f"calls in the gateway's order ({config.policy})" if is_ordered_here else "no order of ours"
     without = f"{order}, charged by the tokens of their answers"
     if link is None:
@@ -43,7 +38,7 @@ def reporting_of(
     if link.is_up:
         return _linked(link, config)
     problem = _problem(link)
-    if link.state is LinkState.ABSENT:
+    if link.state is LinkState.ABSENT and not link.is_local:
         return Reporting(state=link.state, text=f"{problem}: {without}")
     facts = link.first_facts
     if facts is not None:
@@ -57,12 +52,14 @@ def _linked(link: ReportClient, config: SchedulerConfig) -> Reporting:
     facts = link.first_facts
     assert facts is not None
     memory = "" if facts.kv_tokens is None else f", {facts.kv_tokens:,} KV tokens"
+    where = "are local" if link.is_local else f"from {link.address}"
     text = (
         f"our scheduler {facts.version} on vLLM {facts.vllm}: policy {facts.policy}, admission "
-        f"{'on' if facts.has_admission else 'off'}, {facts.slots} slots{memory}; reports from {link.address}"
+        f"{'on' if facts.has_admission else 'off'}, {facts.slots} slots{memory}; reports {where}"
     )
     problem = _disagreement(link, facts, config)
-    return Reporting(state=link.state, text=f"{text}; {problem}" if problem else text, problem=problem)
+    state = LOCAL if link.is_local else link.state
+    return Reporting(state=state, text=f"{text}; {problem}" if problem else text, problem=problem)
 
 
 def _disagreement(link: ReportClient, facts: EngineFacts, config: SchedulerConfig) -> str | None:
@@ -79,12 +76,15 @@ def _problem(link: ReportClient) -> str:
     address = link.address
     if link.state is LinkState.ABSENT:
         return f"no report port at {address}"
-    if link.state is LinkState.REFUSED:
-        return f"{address} refuses our secret: engine.report_secret is another one there, or not set"
-    if link.state is LinkState.LOCKED:
+    if link.state is LinkState.REFUSED and not link.has_secret:
         return f"{address} wants a secret: engine.report_secret is not set here"
+    if link.state is LinkState.REFUSED:
+        return (
+            f"{address} refuses our secret: engine.report_secret is another one there, or not set, or its "
+            "Autellix is 0.2 or older (upgrade the engine)"
+        )
     if link.state is LinkState.OTHER:
-        return f"{address} cannot be understood ({link.misunderstanding}): upgrade the older side"
+        return f"{address} cannot be understood ({link.misunderstanding})"
     if link.state is LinkState.LOST:
         return f"no more reports from {address}"
     return f"{address} has not answered yet"

@@ -58,8 +58,8 @@ class EngineRow:
     sends_reports: bool
     reporting: str
     """`local` over a socket of this machine, `none` without our scheduler, else the state of the report link:
-    `connecting`, `up`, `lost`, `absent` without a report port, `refused` with another secret, `locked` if
-    this gateway has none, or `other` if it speaks another protocol."""
+    `connecting`, `up`, `lost`, `absent` without a report port, `refused` with another secret or none, or
+    `other` if it speaks another protocol."""
     scheduling: str
     """Who orders its calls, and whether it reports them, in words."""
     open_calls: int

@@ -154,13 +154,13 @@ def test_a_broken_line_is_named(log: Log) -> None:
 
 
 def test_what_a_gateway_logs_is_converted_and_simulated(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, local_address: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With branches, tools and a stream, in which only counts and times are written."""
     calls, trace = tmp_path / "calls.jsonl", tmp_path / "trace.jsonl"
 
     async def serve() -> None:
-        engine = FakeEngine(FakeBehaviour(), report_socket=tmp_path / "reports.sock")
+        engine = FakeEngine(FakeBehaviour(), report_address=local_address)
         await engine.start()
         app = create_app(Settings(observe=ObserveSettings(call_log=calls)), engine)
         async with listening(app) as url, aiohttp.ClientSession() as client:
