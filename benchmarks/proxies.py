@@ -27,7 +27,7 @@ import uvloop
 from aiohttp import web
 from fastapi import FastAPI
 
-from autellix_backend.cli.server import server_config
+from autellix_backend.cli.server import freeze_heap, server_config
 from autellix_backend.engines.base import Engine, EngineKind, Health
 from autellix_backend.engines.probe import probe
 from autellix_backend.gateway.app import create_app
@@ -189,7 +189,7 @@ def _as_served(app: FastAPI) -> tuple[uvicorn.Config, Callable[[], None]]:
         connections = importlib.import_module("autellix_backend.gateway.http.connections")
         heap = importlib.import_module("autellix_backend.gateway.heap")
     except ImportError:
-        return server_config(app), lambda: None
+        return server_config(app), freeze_heap
     http: Any = protocol.bounded_protocol(connections.ConnectionTable(connections.connection_limit()))
     config = uvicorn.Config(app, http=http, ws="none", access_log=False, log_config=None)
     return config, heap.settle_heap

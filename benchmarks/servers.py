@@ -1,6 +1,6 @@
 """Compare HTTP servers below the gateway: what each does with hard requests, and its CPU time (Linux).
 
-    python benchmarks/servers.py [--rounds 3]                      granian: pip install granian
+    python benchmarks/servers.py [--rounds 3]                      pip install httptools granian
 
 Each server runs the same small ASGI app in a process of its own. Prints a Markdown table.
 """

@@ -18,7 +18,13 @@ from autellix_backend.cli.announcements import note, note_change, note_noise, re
 from autellix_backend.cli.config_check import output_checks
 from autellix_backend.cli.options import add_setting_options, settings_from_args
 from autellix_backend.cli.running_engines import running_engines
-from autellix_backend.cli.server import GatewayServer, answering_meanwhile, bind, connection_limit
+from autellix_backend.cli.server import (
+    GatewayServer,
+    answering_meanwhile,
+    bind,
+    connection_limit,
+    freeze_heap,
+)
 from autellix_backend.cli.signals import EXIT_FAILURE, EXIT_INTERRUPTED, on_signals
 from autellix_backend.cli.token_secret import with_token_secret
 from autellix_backend.gateway.app import create_app
@@ -107,6 +113,7 @@ async def serve_on(settings: Settings, listener: socket.socket, *, show_page: Ca
                 pool.subscribe(note_change)
 
                 def on_ready() -> None:
+                    freeze_heap()
                     print(ready_line(settings, pool, listener), flush=True)
                     note_noise(settings.engine)
                     if page_is_there:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import resource
 import socket
@@ -72,6 +73,16 @@ def connection_limit() -> int:
     if soft != resource.RLIM_INFINITY and soft < files:
         resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
     return max(1, (files - RESERVED_FILES) // 2)
+
+
+def freeze_heap() -> None:
+    """Exclude the objects of the start from garbage collections, and make fewer of these.
+
+    With Python's defaults they take a tenth of the CPU time under load.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000)
 
 
 def server_config(

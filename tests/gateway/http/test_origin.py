@@ -129,6 +129,9 @@ async def test_without_keys_engines_are_changed_from_the_same_machine_only(serve
         async with rig.client.post(rig.url + path) as response:
             assert response.status == 404
         assert await _status(rig.app, _post_from("10.1.2.3", path)) == 403
+        # A local proxy says who its client is.
+        async with rig.client.post(rig.url + path, headers={"x-forwarded-for": "10.1.2.3"}) as response:
+            assert response.status == 403
 
 
 async def test_a_name_that_leads_to_this_machine_changes_no_engines(serve: Any) -> None:
