@@ -20,6 +20,7 @@ SGLANG_FIELD = "model_path"
 VLLM_PATH = "/version"
 VLLM_FIELD = "version"
 METRICS_PATH = "/metrics"
+MODELS_PATH = "/v1/models"
 # vLLM states the configuration of its cache in the labels of a metric.
 _CACHE_CONFIG = re.compile(r"^vllm:cache_config_info\{(.*)\}", re.MULTILINE)
 _BLOCKS = re.compile(r'\bnum_gpu_blocks="(\d+)"')
@@ -81,6 +82,14 @@ async def detect_kind(base_url: str, timeout_s: float, authorization: str | None
         if isinstance((await _object_at(client, base_url + VLLM_PATH)).get(VLLM_FIELD), str):
             return EngineKind.VLLM
     return EngineKind.OPENAI
+
+
+async def read_models(base_url: str, timeout_s: float, authorization: str | None = None) -> frozenset[str]:
+    """Return the names of the models that a server lists; none if it does not answer with a list."""
+    async with _client(timeout_s, authorization) as client:
+        models = (await _object_at(client, base_url + MODELS_PATH)).get("data")
+    found = [each.get("id") for each in models if isinstance(each, dict)] if isinstance(models, list) else []
+    return frozenset(name for name in found if isinstance(name, str))
 
 
 async def read_cache(base_url: str, timeout_s: float, authorization: str | None = None) -> CacheFacts:

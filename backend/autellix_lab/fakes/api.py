@@ -78,8 +78,9 @@ class FakeApi:
 
     async def _models(self, request: web.Request) -> web.Response:
         await self._record(request)
-        model = {"id": MODEL_NAME, "object": "model", "created": 1_700_000_000, "owned_by": "autellix"}
-        return web.json_response({"object": "list", "data": [model]})
+        facts = {"object": "model", "created": 1_700_000_000, "owned_by": "autellix"}
+        data = [{"id": name, **facts} for name in self.behaviour.models]
+        return web.json_response({"object": "list", "data": data})
 
     async def _embed(self, request: web.Request) -> web.Response:
         received = await self._record(request)

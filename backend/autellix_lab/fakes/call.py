@@ -57,6 +57,8 @@ class FakeBehaviour:
     """Fields added to the message of a chat completion, such as tool_calls."""
     health_status: int | None = 200
     """Status of the health path; None: no answer, as from a hung server."""
+    models: tuple[str, ...] = (MODEL_NAME,)
+    """The models that it lists."""
     sends_reports: bool = True
     service_s_per_token: float = 0.01
     wait_s: float = 0.0

@@ -333,3 +333,16 @@ async def test_one_engine_costs_the_balancer_nothing() -> None:
     async with serving(FakeBehaviour(), balancer="locality") as rig:
         await rig.chat("p", "word " * 400)
         assert not rig.app.state.router._balancer._pins
+
+
+async def test_an_engine_of_another_model_is_refused() -> None:
+    async with serving(FakeBehaviour()) as rig:
+        other = FakeEngine(FakeBehaviour(models=("another",)))
+        await other.start()
+        status, told = await rig.ask("POST", "", url=other.base_url)
+        assert (status, told["error"]["param"]) == (409, "url")
+        assert "fake-0 serves autellix.fake-model; remote-0 serves another" in told["error"]["message"]
+        other.behaviour = FakeBehaviour(models=("autellix.fake-model", "an-adapter"))
+        assert (await rig.ask("POST", "", url=other.base_url))[0] == 201
+        await rig.ask("DELETE", "/remote-0")
+        await other.stop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -11,6 +12,7 @@ from pydantic import AfterValidator, BaseModel, Field
 from autellix_backend.engines.base import EngineError
 from autellix_backend.engines.factory import make_remote
 from autellix_backend.engines.report_client import ReportClient
+from autellix_backend.engines.served_models import NoSharedModelError, check_models
 from autellix_backend.gateway.engines.handle import EngineHandle
 from autellix_backend.gateway.errors import ConflictError, InvalidRequestError
 from autellix_backend.gateway.explain.overview import engine_view
@@ -104,6 +106,8 @@ class EngineTable:
     engines: list[EngineRow]
 
 
+logger = logging.getLogger(__name__)
+
 router = APIRouter(
     tags=["operators"],
     responses=refusals(401, 403, 500),
@@ -135,10 +139,15 @@ async def add_engine(engine: NewEngine, pool: Pool, settings: SettingsTree) -> E
             settings.engine, engine.url, name=name, kind=engine.kind, report_port=engine.report_port
         )
         await remote.start()
+        warning = await check_models([*(handle.engine for handle in pool), remote], settings.engine.api_key)
+    except NoSharedModelError as error:
+        raise ConflictError(str(error), param="url") from error
     except SettingsError as error:
         raise InvalidRequestError(f"url: {error.problem}; expected {error.expected}", param="url") from error
     except EngineError as error:
         raise InvalidRequestError(f"url: {error}", param="url") from error
+    if warning is not None:
+        logger.warning("%s", warning)
     handle = pool.join(remote)
     if handle.link is not None and handle.link.endpoints:
         await handle.link.settled(LINK_WAIT_S)
