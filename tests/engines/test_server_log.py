@@ -55,5 +55,6 @@ def test_a_file_system_without_locks_keeps_no_engine_from_its_log(
     log.release()
 
 
-def test_the_tail_of_a_log_that_is_not_there_says_so(tmp_path: Path) -> None:
-    assert ServerLog(tmp_path / "none.log").tail().startswith("(cannot read the log:")
+def test_a_log_that_is_not_there_tells_nothing(tmp_path: Path) -> None:
+    log = ServerLog(tmp_path / "none.log")
+    assert (log.tail(), log.cause()) == ("", f"; see {tmp_path / 'none.log'}")

@@ -9,6 +9,7 @@ from autellix_backend.reports.link import (
     OtherProtocolError,
     address_of_rank,
     link_key,
+    report_topic,
 )
 
 FACTS = EngineFacts(
@@ -36,6 +37,10 @@ def test_another_protocol_is_named_although_nothing_else_is_understood(protocol:
 def test_garbage_is_refused(content: bytes) -> None:
     with pytest.raises(ReportError):
         EngineFacts.from_bytes(content)
+
+
+def test_gateways_have_topics_of_their_own() -> None:
+    assert report_topic("g1") == b"report g1"
 
 
 def test_each_rank_has_an_address() -> None:

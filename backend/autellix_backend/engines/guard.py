@@ -19,7 +19,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 STDIN = 0
-CHECK_PERIOD_S = 1.0
+CHECK_PERIOD_S = 0.1
 
 
 def start(
@@ -41,41 +41,35 @@ def start(
         )
 
 
+class _TerminationError(Exception):
+    """The guard got SIGTERM."""
+
+
 def main(arguments: list[str]) -> int:
     """Run the command until it ends or must end; return its exit code as a shell does."""
     grace_s, command = float(arguments[0]), arguments[1:]
     owner = os.getppid()
-    wakeup = _wake_on_signals()
     server = subprocess.Popen(command, stdin=subprocess.DEVNULL)
-    is_owned = True
-    while server.poll() is None and is_owned:
-        readable, _, _ = select.select([STDIN, wakeup], [], [], CHECK_PERIOD_S)
+    signal.signal(signal.SIGTERM, _terminate)
+    with contextlib.suppress(_TerminationError):
         # A fork of the owner may hold the pipe open after its death, so watch the parent too.
-        is_owned = os.getppid() == owner and not _must_end(readable, wakeup)
+        while server.poll() is None and os.getppid() == owner and not _is_pipe_closed():
+            pass
     if server.poll() is None:
         _end(server, grace_s)
     code = server.returncode
     return code if code >= 0 else 128 - code
 
 
-def _wake_on_signals() -> int:
-    """Make SIGCHLD and SIGTERM wake the loop through a pipe; return its reading end."""
-    reading, writing = os.pipe()
-    for end in (reading, writing):
-        os.set_blocking(end, False)
-    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    signal.signal(signal.SIGTERM, lambda *_: None)
-    return reading
+def _terminate(*_: object) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise _TerminationError
 
 
-def _must_end(readable: list[int], wakeup: int) -> bool:
-    received = b""
-    if wakeup in readable:
-        with contextlib.suppress(BlockingIOError):
-            received = os.read(wakeup, 64)
-    is_closed = STDIN in readable and not os.read(STDIN, 64)
-    return is_closed or signal.SIGTERM in received
+def _is_pipe_closed() -> bool:
+    """Wait for the pipe's end, for a period; return whether it came."""
+    readable, _, _ = select.select([STDIN], [], [], CHECK_PERIOD_S)
+    return bool(readable) and not os.read(STDIN, 64)
 
 
 def _end(server: subprocess.Popen[bytes], grace_s: float) -> None:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import os
 import re
 from itertools import count
 from pathlib import Path
 from typing import BinaryIO
 
 TAIL_LINES = 25
-TAIL_BYTES = 64 * 2**10
 ERROR_LINE = re.compile(r"\b(?:[A-Za-z_.]*(?:Error|Exception)): \S.*")
 WARNING = " WARNING "
 """Marks log lines of vLLM that may mention errors and are none."""
@@ -53,24 +51,19 @@ class ServerLog:
 
     def tail(self) -> str:
         """Return the last lines."""
-        try:
-            with self.path.open("rb") as log:
-                size = log.seek(0, os.SEEK_END)
-                log.seek(max(0, size - TAIL_BYTES))
-                text = log.read().decode(errors="replace")
-        except OSError as error:
-            return f"(cannot read the log: {error})"
-        return "\n".join(text.splitlines()[-TAIL_LINES:])
+        return "\n".join(self._lines()[-TAIL_LINES:])
 
     def cause(self) -> str:
         """Return the first error as the end of a sentence; vLLM buries it under its consequences."""
-        try:
-            text = self.path.read_text(encoding="utf-8", errors="replace")
-        except OSError:
-            return ""
-        lines = (line for line in text.splitlines() if WARNING not in line and CONSEQUENCE not in line)
-        found = [match.group() for line in lines if (match := ERROR_LINE.search(line))]
-        return f": {found[0]}" if found else f"; see {self.path}"
+        for line in self._lines():
+            if WARNING not in line and CONSEQUENCE not in line and (match := ERROR_LINE.search(line)):
+                return f": {match.group()}"
+        return f"; see {self.path}"
+
+    def _lines(self) -> list[str]:
+        with contextlib.suppress(OSError):
+            return self.path.read_text(encoding="utf-8", errors="replace").splitlines()
+        return []
 
 
 def _lock(path: Path) -> BinaryIO | None:
