@@ -28,7 +28,7 @@ from autellix_backend.gateway.http import (
 from autellix_backend.gateway.http.authentication import MAX_REQUESTS, Authentication
 from autellix_backend.gateway.http.call_paths import CallPaths
 from autellix_backend.gateway.http.errors import install_error_handlers
-from autellix_backend.gateway.http.openapi import AsgiRoute, describe_route, head_routes
+from autellix_backend.gateway.http.openapi import AsgiRoute, head_routes
 from autellix_backend.gateway.http.origin import SameOrigin, is_loopback
 from autellix_backend.gateway.http.passthrough import PassthroughEndpoint
 from autellix_backend.gateway.http.version_header import VersionHeader
@@ -161,12 +161,7 @@ def _engine_routes(components: Components) -> list[AsgiRoute]:
         components.pool, components.tenants, components.intake, max_body_bytes=max_body_bytes
     )
     return [
-        AsgiRoute(
-            dialect.path,
-            serve_call(dialect) if dialect.makes_call else passthrough,
-            **describe_route(dialect),
-        )
-        for dialect in DIALECTS
+        AsgiRoute(dialect, serve_call(dialect) if dialect.makes_call else passthrough) for dialect in DIALECTS
     ]
 
 

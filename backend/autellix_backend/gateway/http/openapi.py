@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import copy
 import importlib.metadata
-import re
-from typing import Any
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
 
 import msgspec
-from fastapi import FastAPI
+from fastapi import FastAPI, Header
 from fastapi.openapi.constants import REF_PREFIX
 from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
-from pydantic import TypeAdapter
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from starlette.routing import BaseRoute, Match, Route
 from starlette.types import ASGIApp, Scope
 
 from autellix_backend.gateway.calls.dialects import Dialect
-from autellix_backend.gateway.http.bodies import ID_SCHEMA
+from autellix_backend.gateway.http.bodies import ID_SCHEMA, Id
 from autellix_backend.gateway.http.refusals import AnthropicError, OpenAIError, refusals
 from autellix_backend.reports.receipt import Receipt
 from autellix_wire.headers import (
@@ -43,30 +43,56 @@ from autellix_wire.headers import (
 )
 
 Schema = dict[str, Any]
-_CALL_STATUSES = (400, 401, 403, 413, 429, 500, 502, 503, 504)
-_PASSED_STATUSES = (400, 401, 413, 429, 500, 502, 503, 504)
+_CALL_STATUSES = (400, 401, 403, 413, 415, 429, 500, 502, 503, 504)
+_PASSED_STATUSES = (400, 401, 413, 415, 429, 500, 502, 503, 504)
+_COUNT = "^0{0,3}[1-9][0-9]{0,8}$"
 _TEXT: Schema = {"type": "string"}
-_COUNT: Schema = {"type": "string", "pattern": "^0{0,3}[1-9][0-9]{0,8}$"}
 
 
-def _listed(item: str) -> Schema:
-    return {"type": "string", "pattern": f"^{item}(,{item})*$", "maxLength": 1024}
+def _header(name: str, description: str, **schema: Any) -> Any:
+    return Field(None, alias=name, description=description, **schema)
 
 
-_HEADERS: tuple[tuple[str, Schema, str], ...] = (
-    (PROGRAM_ID, ID_SCHEMA, "The program"),
-    (SESSION_ID, ID_SCHEMA, "The session; also the program, if none is named"),
-    (SESSION_TOKEN, _TEXT, "The proof that the session is the client's"),
-    (PROGRAM_NAME, ID_SCHEMA, "The program's class"),
-    (THREAD_ID, ID_SCHEMA, "The branch inside the program"),
-    (CALL_ID, ID_SCHEMA, "This call; the same over retries"),
-    (PARENT_IDS, _listed("[!-+\\--~]{1,64}"), "The calls that this one depends on; `-` for none"),
-    (FLAGS, ID_SCHEMA, "Comma separated"),
-    (FINAL, {"type": "string", "enum": ["true", "false"]}, "Whether it is the program's last call"),
-    (INTERCEPTIONS, _listed("[a-z_]{1,32}=[0-9]{1,6}"), "Tools that ran since, in seconds"),
-    (EXPECTED_CALLS, _COUNT, "Calls that the program is expected to make from here on"),
-    (EXPECTED_TOKENS, _COUNT, "Tokens that it is expected to take"),
-)
+class CallHeaders(BaseModel):
+    """The headers of a call, none of which is required."""
+
+    program_id: Id = _header(PROGRAM_ID, "The program")
+    session_id: Id = _header(SESSION_ID, "The session; also the program, if none is named")
+    session_token: str = _header(SESSION_TOKEN, "The proof that the session is the client's")
+    program_name: Id = _header(PROGRAM_NAME, "The program's class")
+    thread_id: Id = _header(THREAD_ID, "The branch inside the program")
+    call_id: Id = _header(CALL_ID, "This call; the same over retries")
+    parents: str = _header(
+        PARENT_IDS,
+        "The calls that this one depends on, comma separated; `-` for none",
+        pattern=r"^[!-+\--~]{1,64}(,[!-+\--~]{1,64})*$",
+        max_length=1024,
+    )
+    flags: Id = _header(FLAGS, "Comma separated")
+    final: Literal["true", "false"] = _header(FINAL, "Whether it is the program's last call")
+    interceptions: str = _header(
+        INTERCEPTIONS,
+        "Tools that ran since, in seconds",
+        pattern="^[a-z_]{1,32}=[0-9]{1,6}(,[a-z_]{1,32}=[0-9]{1,6})*$",
+        max_length=1024,
+    )
+    expected_calls: str = _header(
+        EXPECTED_CALLS, "Calls that the program is expected to make from here on", pattern=_COUNT
+    )
+    expected_tokens: str = _header(EXPECTED_TOKENS, "Tokens that it is expected to take", pattern=_COUNT)
+
+
+class CallFields(BaseModel):
+    """What the gateway itself reads of a call's body; the engine receives all other fields unchanged."""
+
+    model_config = ConfigDict(extra="allow")
+
+    stream: bool | None = None
+    """Whether to stream the answer, where the endpoint streams."""
+    vllm_xargs: dict[str, Any] | None = None
+    """Forwarded to a vLLM engine; the gateway sets `autellix_*` itself."""
+
+
 _RECEIPT_HEADERS: Schema = {
     name: {"schema": schema, "required": True, "description": description}
     for name, schema, description in (
@@ -77,14 +103,15 @@ _RECEIPT_HEADERS: Schema = {
         (QUEUE_LEVEL, _TEXT, "Its queue level; 1 is the best"),
     )
 }
+_ANY_BODY: Schema = {"requestBody": {"content": {"application/json": {"schema": {}}}}}
 _ANSWER: Schema = {
     "type": "object",
     "properties": {"autellix": msgspec.json.schema_components([Receipt])[1]["Receipt"]},
 }
 
 
-def describe_route(dialect: Dialect) -> dict[str, Any]:
-    """Return the arguments that describe an endpoint's route to FastAPI."""
+def _description(dialect: Dialect) -> dict[str, Any]:
+    """Return what FastAPI cannot read off an endpoint's stub."""
     content: Schema = {"application/json": {"schema": _ANSWER if dialect.makes_call else {"type": "object"}}}
     if dialect.stream_ends or dialect.method == "GET":
         content["text/event-stream"] = {}
@@ -99,46 +126,33 @@ def describe_route(dialect: Dialect) -> dict[str, Any]:
             **refusals(*statuses, shape=dialect.errors),
             "default": {"description": "Any other answer of the engine, unchanged"},
         },
-        "openapi_extra": _request(dialect),
+        "openapi_extra": {} if dialect.makes_call or dialect.method == "GET" else _ANY_BODY,
     }
 
 
-def _request(dialect: Dialect) -> Schema:
-    path_names = re.findall(r"{(\w+)", dialect.path)
-    parameters = [
-        {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
-        for name in path_names
-    ]
+async def _call(fields: CallFields, headers: Annotated[CallHeaders, Header()]) -> None:
+    """Describe a call; the gateway answers it without FastAPI."""
+
+
+async def _passed() -> None:
+    """Describe a request that is passed through."""
+
+
+async def _passed_response(response_id: str) -> None:
+    """Describe a request about a stored response."""
+
+
+async def _passed_model(model_id: str) -> None:
+    """Describe a request about a model."""
+
+
+def _stub(dialect: Dialect) -> Callable[..., Any]:
+    """Return the function whose parameters describe an endpoint."""
     if dialect.makes_call:
-        parameters += [
-            {"name": name, "in": "header", "schema": schema, "description": description}
-            for name, schema, description in _HEADERS
-        ]
-    if dialect.method != "POST":
-        return {"parameters": parameters}
-    content = {"application/json": {"schema": _call_body(dialect) if dialect.makes_call else {}}}
-    return {
-        "parameters": parameters,
-        "requestBody": {"required": dialect.makes_call, "content": content},
-    }
-
-
-def _call_body(dialect: Dialect) -> Schema:
-    """Return what the gateway itself reads of a call's body."""
-    fields: Schema = {
-        "vllm_xargs": {
-            "type": ["object", "null"],
-            "description": "Forwarded to a vLLM engine; the gateway sets `autellix_*` itself",
-        }
-    }
-    if dialect.stream_ends:
-        fields["stream"] = {"type": ["boolean", "null"], "description": "Whether to stream the answer"}
-    if dialect.output_fields:
-        fields[dialect.output_fields[0]] = {
-            "type": ["integer", "null"],
-            "description": "Times answers at most `limits.max_output_tokens`, which is also its default",
-        }
-    return {"type": "object", "properties": fields}
+        return _call
+    if "{response_id}" in dialect.path:
+        return _passed_response
+    return _passed_model if "{model_id" in dialect.path else _passed
 
 
 DESCRIPTION = "Program-aware serving in front of engines. The engine receives all other fields unchanged."
@@ -153,17 +167,13 @@ _ANY_KEY: list[Schema] = [{}, {"bearer": []}, {"key": []}]
 class AsgiRoute(APIRoute):
     """A described route whose endpoint is an ASGI app: calls need no request or response objects."""
 
-    def __init__(self, path: str, app: ASGIApp, **description: Any) -> None:
-        super().__init__(path, _undescribed, **description)
+    def __init__(self, dialect: Dialect, app: ASGIApp) -> None:
+        super().__init__(dialect.path, _stub(dialect), **_description(dialect))
         self.app = app
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         """Match like a plain route: the endpoint does not need its route in the scope."""
         return Route.matches(self, scope)
-
-
-async def _undescribed() -> None:
-    """Stand in for an endpoint that FastAPI does not call."""
 
 
 def head_routes(app: FastAPI) -> list[BaseRoute]:

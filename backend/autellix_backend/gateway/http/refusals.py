@@ -15,6 +15,7 @@ _STATUS_TEXTS = {
     404: "Unknown session, program or engine",
     409: "The engine's name is taken, or no engine would be left that accepts calls",
     413: "The body is too large",
+    415: "The body is compressed",
     429: "A limit is reached; `Retry-After` is the time until a retry",
     500: "The gateway failed",
     502: "The engine's answer could not be used",
