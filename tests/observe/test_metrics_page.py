@@ -9,7 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.metrics import MetricWrapperBase
 
-from autellix_backend.observe.call_log import make_call_log
+from autellix_backend.observe.call_log import CallLog
 from autellix_backend.observe.metrics import GatewayMetrics
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "metrics.md"
@@ -41,7 +41,7 @@ def registered(registry: CollectorRegistry) -> dict[str, Row]:
 def registry(tmp_path: Path) -> CollectorRegistry:
     """Every metric that a gateway can have."""
     metrics = GatewayMetrics()
-    make_call_log(tmp_path / "calls.jsonl", metrics.registry)
+    CallLog(tmp_path / "calls.jsonl", metrics.registry)
     return metrics.registry
 
 

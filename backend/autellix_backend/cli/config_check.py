@@ -18,7 +18,7 @@ from autellix_backend.engines.vllm_command import check_arguments, check_engine_
 from autellix_backend.errors import CommandError
 from autellix_backend.gateway.tenancy.file import load_tenants
 from autellix_backend.observe import otlp
-from autellix_backend.observe.line_writer import check_writable
+from autellix_backend.observe.call_log import check_writable
 from autellix_backend.settings import GatewaySettings, Settings
 from autellix_backend.stores.factory import make_store
 
@@ -50,7 +50,7 @@ def problems_of(settings: Settings) -> Iterator[str]:
 def output_checks(settings: Settings) -> tuple[Callable[[], None], ...]:
     """Return the checks of what the gateway writes and sends, each with a SettingsError for its problem."""
     return (
-        partial(check_writable, settings.observe.call_log, "observe.call_log"),
+        partial(check_writable, settings.observe.call_log),
         partial(otlp.check_installed, settings.observe.otlp_endpoint, os.environ),
     )
 

@@ -41,7 +41,7 @@ from autellix_backend.gateway.tenancy.intake import Intake
 from autellix_backend.gateway.tenancy.limiter import Limiter
 from autellix_backend.gateway.tenancy.open_sessions import OpenSessions
 from autellix_backend.gateway.tenancy.tenants import Tenants
-from autellix_backend.observe.call_log import make_call_log
+from autellix_backend.observe.call_log import CallLog
 from autellix_backend.observe.genai_metrics import make_genai_metrics
 from autellix_backend.observe.metrics import GatewayMetrics
 from autellix_backend.observe.tracing import ProgramTracer, make_tracer
@@ -103,7 +103,7 @@ class Components:
         )
         self.resolver = IdentityResolver(gateway, metrics, clock=clock)
         log_path = settings.observe.call_log
-        self.call_log = None if log_path is None else make_call_log(log_path, metrics.registry)
+        self.call_log = None if log_path is None else CallLog(log_path, metrics.registry)
         self.tracer = make_tracer(settings.observe.otlp_endpoint, os.environ)
         self.genai_metrics = make_genai_metrics(settings.observe.otlp_endpoint, os.environ)
         self.classes = ProgramClasses()

@@ -1,4 +1,4 @@
-"""Lines that a thread writes off the hot path, as those of the call log."""
+"""The file of the call log, which a thread writes."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from prometheus_client import CollectorRegistry
 from tests.observe.settled_calls import settled_call
 
 from autellix_backend.observe import call_log
-from autellix_backend.observe.call_log import make_call_log
-from autellix_backend.observe.line_writer import STANDARD_ERROR, append_text, check_writable
+from autellix_backend.observe.call_log import STANDARD_ERROR, CallLog, check_writable
 from autellix_backend.settings import SettingsError
 
 
 def test_lines_go_to_the_file_in_order_and_the_end_waits_for_them(tmp_path: Path) -> None:
     path = tmp_path / "calls.jsonl"
     registry = CollectorRegistry()
-    log = make_call_log(path, registry)
+    threads = threading.active_count()
+    log = CallLog(path, registry)
     log.open()
     for number in range(500):
         log.put(settled_call(call_id=f"c{number}"))
@@ -30,11 +30,11 @@ def test_lines_go_to_the_file_in_order_and_the_end_waits_for_them(tmp_path: Path
         json.loads(line)["call_id"] for line in path.read_text(encoding="utf-8").splitlines()
     ]
     assert registry.get_sample_value("autellix_call_log_lines_total", {"result": "written"}) == 500
-    assert not any(thread.name == "autellix-observe.call_log" for thread in threading.enumerate())
+    assert threading.active_count() == threads
 
 
 def test_the_dash_is_standard_error(capfd: pytest.CaptureFixture[str]) -> None:
-    log = make_call_log(STANDARD_ERROR, CollectorRegistry())
+    log = CallLog(STANDARD_ERROR, CollectorRegistry())
     log.open()
     log.put(settled_call())
     log.close()
@@ -45,7 +45,7 @@ def test_the_dash_is_standard_error(capfd: pytest.CaptureFixture[str]) -> None:
 def test_a_moved_file_is_created_again(tmp_path: Path) -> None:
     """As log rotation does."""
     path = tmp_path / "calls.jsonl"
-    log = make_call_log(path, CollectorRegistry())
+    log = CallLog(path, CollectorRegistry())
     path.rename(tmp_path / "old")
     log.open()
     log.put(settled_call())
@@ -58,7 +58,7 @@ def test_lines_without_room_are_dropped_and_counted(tmp_path: Path, monkeypatch:
     """A full queue delays nobody."""
     monkeypatch.setattr(call_log, "MAX_PENDING", 3)
     registry = CollectorRegistry()
-    log = make_call_log(tmp_path / "calls.jsonl", registry)
+    log = CallLog(tmp_path / "calls.jsonl", registry)
     for _ in range(5):
         log.put(settled_call())
 
@@ -72,7 +72,7 @@ def test_a_failing_disk_is_logged_once(tmp_path: Path, caplog: pytest.LogCapture
     folder = tmp_path / "folder"
     folder.mkdir()
     registry = CollectorRegistry()
-    log = make_call_log(folder / "calls.jsonl", registry)
+    log = CallLog(folder / "calls.jsonl", registry)
     (folder / "calls.jsonl").unlink()
     folder.rmdir()
     log.open()
@@ -88,20 +88,23 @@ def test_a_failing_disk_is_logged_once(tmp_path: Path, caplog: pytest.LogCapture
 
 def test_a_path_that_cannot_be_written_is_a_settings_error(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"observe\.call_log: cannot write"):
-        make_call_log(tmp_path / "nowhere" / "calls.jsonl", CollectorRegistry())
+        CallLog(tmp_path / "nowhere" / "calls.jsonl", CollectorRegistry())
 
 
 def test_what_the_file_system_refuses_is_a_settings_error_before_and_at_the_start(tmp_path: Path) -> None:
     path = tmp_path / ("long" * 100)
     with pytest.raises(SettingsError, match=r"observe\.call_log: cannot write .*name too long"):
-        check_writable(path, "observe.call_log")
+        check_writable(path)
     with pytest.raises(SettingsError, match=r"observe\.call_log: cannot write .*name too long"):
-        make_call_log(path, CollectorRegistry())
+        CallLog(path, CollectorRegistry())
 
 
-def test_a_line_that_does_not_fit_leaves_nothing_behind(tmp_path: Path) -> None:
-    path = tmp_path / "trace"
-    append_text(path, "first\n")
-    with pytest.raises(OSError, match="No space left"):
-        append_text(Path("/dev/full"), "second\n")
-    assert path.read_bytes() == b"first\n"
+def test_a_full_disk_is_counted_and_the_log_can_be_closed() -> None:
+    registry = CollectorRegistry()
+    log = CallLog(Path("/dev/full"), registry)
+    log.open()
+    log.put(settled_call())
+    log.put(settled_call())
+    log.close()
+
+    assert registry.get_sample_value("autellix_call_log_lines_total", {"result": "failed"}) == 2
