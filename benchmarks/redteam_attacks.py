@@ -58,6 +58,8 @@ class Target:
     key: str
     client: aiohttp.ClientSession
     draw: random.Random
+    is_proxied: bool = False
+    """Whether a proxy reads the requests first."""
     answers: Counter[str] = field(default_factory=Counter)
     """By attack and status; `no answer` for a connection that ended without one."""
     surprises: list[str] = field(default_factory=list)
@@ -134,7 +136,7 @@ class Target:
 def _first_body(received: bytes) -> bytes:
     """Return the first answer's body: what follows a request's end may have an answer of its own."""
     head, _, rest = received.partition(b"\r\n\r\n")
-    length = re.search(rb"content-length: (\d+)", head)
+    length = re.search(rb"(?i)content-length: (\d+)", head)
     return rest[: int(length[1])] if length else rest
 
 
@@ -346,6 +348,7 @@ async def listings(target: Target) -> None:
     async def ask() -> None:
         for _ in range(5):
             await target.send("GET", "/autellix/v1/programs?limit=1000")
+            await target.send("GET", "/autellix/v1/history?limit=1000")
 
     await asyncio.gather(*(ask() for _ in range(8)))
 
@@ -433,6 +436,9 @@ async def smuggling(target: Target) -> None:
         (("transfer-encoding: chunked",), b"10000000000000000\r\n" + hidden),
     ):
         answer = await target.exchange(target.head("POST", "/v1/chat/completions", *lines) + body)
+        if target.is_proxied:
+            # It decides where a request ends, and frames it anew.
+            continue
         _expect(target, answer.count(b"HTTP/1.1 "), {0, 1}, f"answers to {lines}")
         _expect(target, answer.count(b"HTTP/1.1 2"), {0}, f"good answers to {lines}")
 
@@ -452,9 +458,10 @@ async def upgrades(target: Target) -> None:
                 _expect(target, (await reader.readuntil(b'"ok"}'))[:12], {b"HTTP/1.1 200"}, lines[1])
     for line in (b"CONNECT a:1 HTTP/1.1", b"TRACE / HTTP/1.1", b"GET * HTTP/1.1", b"GET http://[ HTTP/1.1"):
         await target.send_raw(line + b"\r\nhost: a\r\n\r\n")
-    # Nothing may come before the body is known to be wanted.
+    # Nothing may come before the body is known to be wanted; a proxy reads it first.
     head = target.head("POST", "/v1/completions", "content-length: 99999999", "expect: 100-continue")
-    _expect(target, (await target.exchange(head))[9:12], {b"413", b"429"}, "expect: 100-continue")
+    expected = {b"413", b"429"} | ({b"100"} if target.is_proxied else set())
+    _expect(target, (await target.exchange(head))[9:12], expected, "expect: 100-continue")
 
 
 async def many_ids(target: Target) -> None:
@@ -558,6 +565,14 @@ ATTACKS: Mapping[str, Callable[[Target], Awaitable[None]]] = {
     "queries": queries,
     "engine_answers": engine_answers,
 }
+
+CONNECTION_LEVEL = frozenset(
+    {
+        *("heads", "partial_bodies", "slow_readers", "slow_writers", "many_connections", "resets"),
+        *("silent_connections", "pipelines", "chunks", "smuggling", "upgrades"),
+    }
+)
+"""Attacks with connections and bytes, which a proxy stops; the others are requests of a tenant."""
 
 _VALUES: tuple[bytes, ...] = (
     b"null",

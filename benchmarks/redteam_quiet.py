@@ -1,8 +1,7 @@
 """The red team's quiet tenant: it makes calls of every kind, one after the other, and times each.
 
-Half of its workers keep their connections, the others open one for each call. Beside them a probe asks
-`/healthz`, which costs the gateway nearly nothing: its waits show how long the event loop is held. One more
-worker calls the engine itself: its waits are those that no gateway adds, for the engine and for a core.
+Half of its workers keep their connections, the others open one for each call. One more worker calls the engine
+itself: its waits are those that no gateway adds, for the engine and for a core.
 """
 
 from __future__ import annotations
@@ -19,8 +18,9 @@ import aiohttp
 
 WORKERS = 4
 THINK_S = 0.02
-PROBE_PERIOD_S = 0.01
 PATIENCE_S = 60.0
+ADDRESS = "127.0.0.2"
+"""Another client address than the attacker's."""
 CALLS: tuple[tuple[str, str], ...] = (
     ("/v1/chat/completions", "messages"),
     ("/v1/completions", "prompt"),
@@ -34,21 +34,15 @@ CALLS: tuple[tuple[str, str], ...] = (
 class Phase:
     """What the quiet tenant saw in a phase: its waits in seconds, and what was wrong."""
 
-    kept_s: list[float] = field(default_factory=list)
-    """Of calls on connections that were open already."""
-    fresh_s: list[float] = field(default_factory=list)
-    """Of calls on a connection of their own."""
+    calls_s: list[float] = field(default_factory=list)
     direct_s: list[float] = field(default_factory=list)
-    """Of calls to the engine itself."""
-    probes_s: list[float] = field(default_factory=list)
+    """Waits of calls to the engine itself."""
     failures: list[str] = field(default_factory=list)
 
     def add(self, other: Phase) -> None:
         """Add what was seen in another phase."""
-        self.kept_s += other.kept_s
-        self.fresh_s += other.fresh_s
+        self.calls_s += other.calls_s
         self.direct_s += other.direct_s
-        self.probes_s += other.probes_s
         self.failures += other.failures
 
 
@@ -58,12 +52,12 @@ def quantile(waits_s: Sequence[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
 
 
-def play(url: str, engine_url: str, key: str, address: str, phases: Connection) -> None:
+def play(url: str, engine_url: str, key: str, phases: Connection) -> None:
     """Make calls until the connection ends; answer each message with the phase that it ends."""
-    asyncio.run(_play(url, engine_url, key, address, phases))
+    asyncio.run(_play(url, engine_url, key, phases))
 
 
-async def _play(url: str, engine_url: str, key: str, address: str, phases: Connection) -> None:
+async def _play(url: str, engine_url: str, key: str, phases: Connection) -> None:
     phase = Phase()
     headers = {"authorization": f"Bearer {key}"}
     timeout = aiohttp.ClientTimeout(total=PATIENCE_S)
@@ -80,29 +74,18 @@ async def _play(url: str, engine_url: str, key: str, address: str, phases: Conne
                 current.failures.append(problem)
             await asyncio.sleep(THINK_S)
 
-    async def probe(client: aiohttp.ClientSession) -> None:
-        while True:
-            current = phase
-            begun_s = time.monotonic()
-            problem = await _ask(client, url + "/healthz")
-            current.probes_s.append(time.monotonic() - begun_s)
-            if problem is not None:
-                current.failures.append(problem)
-            await asyncio.sleep(PROBE_PERIOD_S)
-
-    kept = aiohttp.TCPConnector(local_addr=(address, 0))
-    fresh = aiohttp.TCPConnector(local_addr=(address, 0), force_close=True)
+    kept = aiohttp.TCPConnector(local_addr=(ADDRESS, 0))
+    fresh = aiohttp.TCPConnector(local_addr=(ADDRESS, 0), force_close=True)
     async with (
         aiohttp.ClientSession(headers=headers, timeout=timeout, connector=kept) as client,
         aiohttp.ClientSession(headers=headers, timeout=timeout, connector=fresh) as fresh_client,
     ):
-        kinds = [(client, url, "kept_s"), (fresh_client, url, "fresh_s")] * (WORKERS // 2)
+        kinds = [(client, url, "calls_s"), (fresh_client, url, "calls_s")] * (WORKERS // 2)
         kinds.append((client, engine_url, "direct_s"))
         tasks = [
             asyncio.create_task(work(each, target, worker, waits))
             for worker, (each, target, waits) in enumerate(kinds)
         ]
-        tasks.append(asyncio.create_task(probe(client)))
         with contextlib.suppress(EOFError):
             while True:
                 await asyncio.to_thread(phases.recv)
@@ -128,12 +111,3 @@ async def _call(client: aiohttp.ClientSession, url: str, worker: int, number: in
     if response.status != 200 or mark not in text:
         return f"{path}: {response.status} {text[:200]}"
     return None
-
-
-async def _ask(client: aiohttp.ClientSession, url: str) -> str | None:
-    try:
-        async with client.get(url) as response:
-            await response.read()
-    except (aiohttp.ClientError, TimeoutError) as error:
-        return f"{url}: {type(error).__name__} {error}"
-    return None if response.status == 200 else f"{url}: {response.status}"
