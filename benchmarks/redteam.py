@@ -9,8 +9,8 @@ attacker has a low priority: what is measured is the gateway, not the want of co
 
 Attacks on the level of connections are the proxy's to stop, those on the level of requests the gateway's. The
 exit code is 1 if a call of the quiet tenant fails, if any answer is a 500 or an error in no client's format,
-if the gateway's memory grows beyond its bound, if a secret shows anywhere, if a call is open at the end, or if
-the quiet tenant's p99 grows too much: behind a proxy to more than twice that alone in more than 4 attacks,
+if the gateway's memory grows beyond its bound, if a secret shows anywhere, if a call is open at the end, or
+if the quiet tenant's p99 grows too much: behind a proxy to more than twice that alone in more than 4 attacks,
 without one to more than three times that alone in an attack on the level of requests.
 """
 
@@ -52,7 +52,7 @@ KEYS = {name: f"sk-autellix-{name}" for name in ("hostile", "quiet", "operator")
 PASSWORD = "hush-hush-hush"
 ENGINE_KEY = "engine-key-of-the-red-team"
 MAX_GROWTH_BYTES = 256 * MIB
-"""Growth of the gateway's resident memory: twice what the settings below let bodies, answers and tables take."""
+"""Of the gateway's resident memory: twice what the settings below let bodies, answers and tables take."""
 MAX_LOG_BYTES = 64 * 2**10
 """Nobody without a key may fill the disk with a line for each request."""
 MAX_RATIO_BEHIND_PROXY = 2.0
@@ -275,7 +275,9 @@ async def _attack(gateway: Gateway, url: str, quiet: Connection, options: argpar
     rows = [observer.row(name) for name in (ALONE, *options.only)]
     growth_bytes = gateway.memory_bytes("VmHWM") - base_bytes
     found = [*dict.fromkeys(target.surprises)]
-    found += [f"the quiet tenant: {failure}" for each in observer.phases.values() for failure in each.failures]
+    found += [
+        f"the quiet tenant: {failure}" for each in observer.phases.values() for failure in each.failures
+    ]
     found += [] if options.any_wait else too_slow(rows, behind_proxy=options.proxy is not None)
     if growth_bytes > MAX_GROWTH_BYTES:
         found.append(f"memory grew by {growth_bytes / MIB:.0f} MiB, {MAX_GROWTH_BYTES / MIB:.0f} are allowed")

@@ -1,7 +1,7 @@
 """The red team's quiet tenant: it makes calls of every kind, one after the other, and times each.
 
-Half of its workers keep their connections, the others open one for each call. One more worker calls the engine
-itself: its waits are those that no gateway adds, for the engine and for a core.
+Half of its workers keep their connections, the others open one for each call. One more worker calls the
+engine itself: its waits are those that no gateway adds, for the engine and for a core.
 """
 
 from __future__ import annotations

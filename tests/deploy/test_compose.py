@@ -93,9 +93,10 @@ def test_gateways_reach_the_engines_and_their_reports(services: dict[str, Any]) 
         assert set(services[name]["networks"]) <= set(services["gateway"]["networks"])
 
 
-def test_only_gateways_are_open_to_clients(services: dict[str, Any]) -> None:
-    assert [name for name, service in services.items() if "ports" in service] == ["gateway"]
-    assert all(port.startswith("127.0.0.1:") for port in services["gateway"]["ports"])
+def test_only_the_proxy_is_open_to_clients(services: dict[str, Any]) -> None:
+    assert [name for name, service in services.items() if "ports" in service] == ["proxy"]
+    assert all(port.startswith("127.0.0.1:") for port in services["proxy"]["ports"])
+    assert services["proxy"]["networks"] == ["default"]
 
 
 def test_the_images_are_those_of_this_version(services: dict[str, Any]) -> None:

@@ -58,6 +58,8 @@ def pods_of(
 ) -> list[Pod]:
     """Return a pod for each instance of each service that stays; what runs to its end goes first.
 
+    The proxy is left out.
+
     Args:
         project: The compose file with its variables.
         repositories: Which image stands for which.
@@ -66,7 +68,7 @@ def pods_of(
     services: dict[str, Service] = project["services"]
     found = []
     for name, service in services.items():
-        if "restart" not in service:
+        if "restart" not in service or name == "proxy":
             continue
         part = _part(service, repositories)
         first = [
