@@ -43,6 +43,9 @@ WIDTH = 16
 ANSWER_S = 20.0
 """How long an answer is waited for; a hostile client has time."""
 
+SERVER_ANSWERS = (b"Invalid HTTP request received.", b"Service Unavailable")
+"""The server's own answers to what is no HTTP, and above its bound on connections."""
+
 RESET = struct.pack("ii", 1, 0)
 """A socket that lingers for no time is reset when it is closed."""
 
@@ -142,7 +145,7 @@ def _first_body(received: bytes) -> bytes:
 
 def _is_error(body: bytes) -> bool:
     """Return whether a body is an error object of OpenAI or Anthropic with a message, or was cut off."""
-    if not body:
+    if not body or body.strip() in SERVER_ANSWERS:
         return True
     try:
         error = json.loads(body)["error"]
