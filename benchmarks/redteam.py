@@ -68,9 +68,6 @@ CONFIG = """
 [gateway]
 port = 0
 tenants_file = "{folder}/tenants.toml"
-max_body_bytes = 8388608
-max_incoming_bytes = 33554432
-max_answer_bytes = 4194304
 program_idle_s = 60.0
 [engine]
 urls = ["http://red:{password}@127.0.0.1:{port}"]
@@ -85,8 +82,7 @@ keys = ["{hostile}"]
 [tenant.limits]
 max_calls = 64
 max_call_bytes = 8000000
-max_programs = 1000
-max_sessions = 200
+
 max_output_tokens = 64
 [[tenant]]
 name = "quiet"

@@ -242,7 +242,7 @@ def _backend(
         most = min(most, part.kv_tokens)
         extra_args += ["--num-gpu-blocks-override", str(part.kv_blocks)]
     settings = {
-        "gateway": {"port": 0, "report_wait_s": 5.0},
+        "gateway": {"port": 0},
         "engine": {
             "max_num_seqs": args.max_num_seqs,
             "extra_args": [*extra_args, "--max-model-len", str(most)],

@@ -7,17 +7,15 @@
 from __future__ import annotations
 
 import json
+import typing
+from collections.abc import Sequence
 from pathlib import Path
 
-from autellix_backend.cli.options import OPTIONS
-from autellix_backend.settings import (
-    Settings,
-    declaration_of,
-    default_cache_dir,
-    settings_to_mapping,
-    texts_of,
-)
-from autellix_backend.settings.fields import describe_type, rules_of, types_of
+from pydantic import AfterValidator, TypeAdapter
+
+from autellix_backend.cli.options import OPTIONS, text_of
+from autellix_backend.settings import SECTIONS, Settings, fields_of, settings_to_mapping
+from autellix_backend.settings.types import Check
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "settings.md"
 HEAD = """# Settings
@@ -49,23 +47,64 @@ def page() -> str:
 
 
 def _section(section: str, defaults: dict[str, object]) -> str:
-    about = " ".join((declaration_of(section).__doc__ or "").split())
+    about = " ".join((SECTIONS[section].__doc__ or "").split())
     rows = [_row(section, name, default) for name, default in defaults.items()]
     return "\n".join([f"\n## `[{section}]`\n", about, "", ROW, *rows, ""])
 
 
 def _row(section: str, name: str, default: object) -> str:
-    declaration = declaration_of(section)
-    rule = rules_of(declaration).get(name)
-    accepts = rule.expected if rule else describe_type(types_of(declaration)[name])
     option = next((f"`{option}`" for option, field in OPTIONS.items() if field == f"{section}.{name}"), "")
-    text = texts_of(declaration)[name]
-    return f"| `{section}.{name}` | {_default(default)} | {accepts} | {option} | {text} |"
+    cells = (
+        f"`{section}.{name}`",
+        _default(default),
+        _accepts(section, name),
+        option,
+        text_of(section, name),
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def _accepts(section: str, name: str) -> str:
+    """Return which values a setting accepts, in words."""
+    schema = TypeAdapter(SECTIONS[section]).json_schema(mode="validation")["properties"][name]
+    schema |= next((part for part in schema.get("anyOf", ()) if part["type"] != "null"), {})
+    if expected := _expected(fields_of(section)[name].annotation, fields_of(section)[name].metadata):
+        return expected
+    if schema["type"] in ("integer", "number"):
+        return _NUMBERS[schema["type"]] + _range(schema)
+    if schema["type"] == "array":
+        return "a list of numbers" if schema["items"]["type"] == "number" else "a list of words"
+    if least := schema.get("minLength", 0) > 1 and schema["minLength"]:
+        return f"{least} characters or more"
+    return {"boolean": "true or false", "string": "a path" if schema.get("format") == "path" else "text"}[
+        schema["type"]
+    ]
+
+
+_NUMBERS = {"integer": "a whole number", "number": "a number"}
+
+
+def _range(schema: dict[str, object]) -> str:
+    if "maximum" in schema:
+        return f", {schema['minimum']} to {schema['maximum']}"
+    return " above zero" if "exclusiveMinimum" in schema else " of zero or more"
+
+
+def _expected(annotation: object, metadata: Sequence[object]) -> str | None:
+    """Return what the check of a type expects, if it has one; of a list, that of its items."""
+    for item in metadata:
+        if isinstance(item, AfterValidator) and isinstance(item.func, Check):
+            return item.func.expected
+    for part in typing.get_args(annotation):
+        found = _expected(typing.get_args(part)[:1], getattr(part, "__metadata__", ()))
+        if found is None and typing.get_origin(part) is not typing.Annotated:
+            found = _expected(part, ())
+        if found is not None:
+            return found
+    return None
 
 
 def _default(value: object) -> str:
-    if value == str(default_cache_dir()):
-        return "`~/.cache/autellix`"
     return "" if value is None else f"`{json.dumps(value)}`"
 
 

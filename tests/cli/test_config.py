@@ -76,7 +76,7 @@ def test_an_unusable_file_is_an_error_that_names_the_field(
     path = tmp_path / "autellix.toml"
     path.write_text(text)
     assert main(["config", "check", str(path)]) == 2
-    assert field in capsys.readouterr().err
+    assert field in capsys.readouterr().out
 
 
 def test_the_check_reads_the_environment_as_serve_does(
@@ -84,7 +84,7 @@ def test_the_check_reads_the_environment_as_serve_does(
 ) -> None:
     monkeypatch.setenv("AUTELLIX_GATEWAY_PROGRAM_IDLE_S", "x")
     assert main(["config", "check", str(file)]) == 2
-    assert "AUTELLIX_GATEWAY_PROGRAM_IDLE_S" in capsys.readouterr().err
+    assert "AUTELLIX_GATEWAY_PROGRAM_IDLE_S" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_a_misspelt_variable_is_a_problem(
 def test_a_misspelt_setting_names_the_nearest(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file.write_text("[gateway]\nprot = 1")
     assert main(["config", "check", str(file)]) == 2
-    assert "gateway.prot" in (error := capsys.readouterr().err)
+    assert "gateway.prot" in (error := capsys.readouterr().out)
     assert "did you mean gateway.port?" in error
 
 

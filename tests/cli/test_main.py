@@ -37,8 +37,8 @@ def error_of(capsys: pytest.CaptureFixture[str]) -> str:
     [
         (["serve"], "engine.model: is not given"),
         (["serve", "/nowhere", "--port", "0"], "engine.model: '/nowhere' does not exist"),
-        (["serve", "m", "--policy", "lottery"], "scheduler.policy (from --policy): must be one of"),
-        (["serve", "m", "--port", "x"], "gateway.port (from --port): is 'x'; expected a whole number"),
+        (["serve", "m", "--policy", "lottery"], "scheduler.policy (from --policy): is 'lottery'"),
+        (["serve", "m", "--port", "x"], "gateway.port (from --port): is 'x'; expected a valid integer"),
         (["serve", "m", "--bounds", "2,1"], "scheduler.bounds (from --bounds): must increase"),
         (["serve", "m", "--host", "nowhere.invalid"], "gateway.host: 'nowhere.invalid' is unknown"),
         (

@@ -39,11 +39,11 @@ EVERYTHING: dict[str, Any] = {
         "extraEnv": [{"name": "TZ", "value": "UTC"}],
     },
     "settings": {
-        "gateway": {"shutdown_grace_s": 7.5, "max_body_bytes": 67108864, "strict_identity": True},
+        "gateway": {"shutdown_grace_s": 7.5, "strict_identity": True},
         "balancer": {"name": "locality"},
         "limits": {"max_calls": 3},
         "observe": {"call_log": "-"},
-        "store": {"timeout_ms": 500},
+        "store": {"key_prefix": "mine"},
     },
     "scheduler": {"policy": "plas", "bounds": [0.5, 2, 8]},
     "service": {"annotations": {"note": "a"}},
@@ -148,7 +148,6 @@ def test_settings_keep_their_types() -> None:
     """Whole numbers stay whole, lists are lists."""
     settings = settings_of(EVERYTHING)
     assert settings.gateway.shutdown_grace_s == 7.5
-    assert settings.gateway.max_body_bytes == 64 * 2**20
     assert settings.gateway.strict_identity
     assert settings.gateway.tenants_file is not None
     assert settings.scheduler.bounds == (0.5, 2, 8)

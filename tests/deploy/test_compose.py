@@ -73,7 +73,7 @@ def test_gateways_have_the_charts_settings(services: dict[str, Any]) -> None:
     own = services["gateway"]["environment"]
     chart = variables(render(), "gateway")
     assert own.keys() == chart.keys() - {"REDIS_PASSWORD"}
-    plain = {"AUTELLIX_ENGINE_URLS", "AUTELLIX_ENGINE_STATE_DIR", "AUTELLIX_STORE_URL"}
+    plain = {"AUTELLIX_ENGINE_URLS", "AUTELLIX_CACHE_DIR", "AUTELLIX_STORE_URL"}
     alike = {name: value for name, value in chart.items() if isinstance(value, str) and name not in plain}
     assert {name: own[name] for name in alike} == alike
 

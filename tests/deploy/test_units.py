@@ -75,7 +75,8 @@ def test_the_gateways_variables_are_settings(tmp_path: Path) -> None:
     assert settings.store.is_shared
     assert settings.gateway.token_secret
     assert not settings.engine.must_answer
-    assert settings.engine.state_dir == Path("/var/lib") / directives(GATEWAY)["StateDirectory"]
+    folder = Path("/var/lib") / directives(GATEWAY)["StateDirectory"]
+    assert environment(UNITS / "gateway.env")["AUTELLIX_CACHE_DIR"] == str(folder)
 
 
 def test_the_units_stop_timeout_exceeds_the_gateways_drain() -> None:

@@ -13,6 +13,7 @@ from rich.table import Table
 from autellix_backend.cli.options import add_setting_options, layer_from_args
 from autellix_backend.settings import (
     Layer,
+    SettingsError,
     build_settings,
     load_settings,
     settings_to_mapping,
@@ -61,11 +62,17 @@ def _check(args: argparse.Namespace) -> int:
     from autellix_backend.cli.config_check import notes_on, problems_of
 
     problems = unknown_variables()
-    settings = load_settings(file=args.file)
-    problems += problems_of(settings)
+    notes: list[str] = []
+    try:
+        settings = load_settings(file=args.file)
+    except SettingsError as error:
+        problems += [problem.line for problem in error.all]
+    else:
+        problems += problems_of(settings)
+        notes += notes_on(settings)
     for problem in problems:
         print(f"problem: {problem}")
-    for note in notes_on(settings):
+    for note in notes:
         print(f"note: {note}")
     where = "the environment" if args.file is None else f"{args.file} and the environment"
     print(f"{where}: {f'problems: {len(problems)}' if problems else 'can be used'}")

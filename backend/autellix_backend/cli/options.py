@@ -12,10 +12,9 @@ from autellix_backend.settings import (
     RawValue,
     Settings,
     build_settings,
-    declaration_of,
+    fields_of,
     merged_layer,
     settings_to_mapping,
-    texts_of,
 )
 
 PREFIX = "setting:"
@@ -29,7 +28,6 @@ OPTIONS = {
     "--engine-args": "engine.extra_args",
     "--replicas": "engine.replicas",
     "--engine": "engine.urls",
-    "--startup-timeout": "engine.startup_timeout_s",
     "--balancer": "balancer.name",
     "--policy": "scheduler.policy",
     "--bounds": "scheduler.bounds",
@@ -52,10 +50,9 @@ def add_setting_options(parser: argparse.ArgumentParser, *names: str) -> None:
     """Declare `--config` and the named options, all when none is named."""
     parser.add_argument("--config", type=Path, metavar="FILE", help="TOML file of settings")
     defaults = settings_to_mapping(Settings())
-    texts = {section: texts_of(declaration_of(section)) for section in defaults}
     for name in names or OPTIONS:
         section, _, key = OPTIONS[name].partition(".")
-        text = _LINK.sub(r"\1", texts[section][key]).replace("`", "")
+        text = _LINK.sub(r"\1", text_of(section, key)).replace("`", "")
         parser.add_argument(
             name,
             dest=PREFIX + OPTIONS[name],
@@ -83,6 +80,11 @@ def layer_from_args(args: argparse.Namespace, extra: dict[str, RawValue] | None 
         OPTIONS[option]: RawValue(value, option) for option, value in chosen.items() if value is not None
     }
     return merged_layer(file=args.config, command_line=values | (extra or {}))
+
+
+def text_of(section: str, key: str) -> str:
+    """Return the meaning of a setting, in Markdown."""
+    return " ".join((fields_of(section)[key].description or "").split())
 
 
 def _default_text(value: object) -> str:

@@ -13,7 +13,6 @@ from autellix_backend.engines.shares import core_shares, gpu_shares, visible_gpu
 from autellix_backend.engines.vllm_command import GIB, is_cpu_engine
 from autellix_backend.settings import (
     AUTO_KIND,
-    HTTP_URL,
     MAX_PORT,
     EngineSettings,
     Settings,
@@ -63,7 +62,7 @@ def make_remote(
     Raises:
         SettingsError: if the address is none.
     """
-    HTTP_URL.check("engine.urls", url)
+    EngineSettings(urls=(url,))
     kind = settings.kind if kind is None else kind
     return RemoteEngine(
         url,

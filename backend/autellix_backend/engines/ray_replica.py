@@ -162,16 +162,14 @@ class RayReplica:
 
     def _make_host(self) -> Any:
         wanted = self._settings.ray
-        gpus = wanted.gpus
-        if gpus is None:
-            gpus = 0 if is_cpu_engine() else workers_of_one(self._settings.engine.extra_args)
+        gpus = 0 if is_cpu_engine() else workers_of_one(self._settings.engine.extra_args)
         actor = self._ray.remote(ReplicaHost).options(
             num_cpus=wanted.cpus, num_gpus=gpus, scheduling_strategy="SPREAD", max_restarts=0
         )
         return actor.remote(self._settings, self.name, self.report_secret, self._server)
 
     async def _start_on(self, host: Any) -> None:
-        room = f"within {PLACEMENT_TIMEOUT_S:g} s; expected one with ray.cpus and ray.gpus of its own free"
+        room = f"within {PLACEMENT_TIMEOUT_S:g} s; expected one with the CPUs and GPUs of an engine free"
         self.place = await self._answer(
             host.place.remote(), PLACEMENT_TIMEOUT_S, "could not be placed", f"found no node with room {room}"
         )

@@ -189,7 +189,6 @@ class Components:
                 api_key=limits.api_key,
                 authorization=engine.authorization if isinstance(engine, RemoteEngine) else None,
                 hides_keys=self.tenants.has_keys,
-                session_header=limits.session_header,
             ),
             clock=self.clock,
             default_slots=limits.max_in_flight or limits.max_num_seqs or USUAL_SLOTS,

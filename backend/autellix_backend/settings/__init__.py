@@ -7,23 +7,24 @@ from autellix_backend.settings.base import (
     default_cache_dir,
     report_secret,
 )
-from autellix_backend.settings.fields import HTTP_URL, RawValue, Rule, convert, texts_of
 from autellix_backend.settings.load import (
+    SECTIONS,
     Layer,
+    RawValue,
     build_settings,
-    declaration_of,
+    fields_of,
     layer_from_environment,
     load_settings,
     merged_layer,
     read_toml,
     settings_to_mapping,
+    unknown_variables,
 )
 from autellix_backend.settings.secrets import without_credentials
+from autellix_backend.settings.section import section
 from autellix_backend.settings.sections import (
-    ANY_CLUSTER,
     AUTO_KIND,
     ENGINE_KINDS,
-    MAX_PORT,
     BalancerSettings,
     EngineKindChoice,
     EngineSettings,
@@ -34,14 +35,14 @@ from autellix_backend.settings.sections import (
     StoreSettings,
     TenantLimits,
 )
-from autellix_backend.settings.variables import unknown_variables
+from autellix_backend.settings.types import ANY_CLUSTER, MAX_PORT
 
 __all__ = [
     "ANY_CLUSTER",
     "AUTO_KIND",
     "ENGINE_KINDS",
-    "HTTP_URL",
     "MAX_PORT",
+    "SECTIONS",
     "BalancerSettings",
     "EngineKindChoice",
     "EngineSettings",
@@ -50,7 +51,6 @@ __all__ = [
     "ObserveSettings",
     "RawValue",
     "RaySettings",
-    "Rule",
     "Settings",
     "SettingsError",
     "StoreSettings",
@@ -58,16 +58,15 @@ __all__ = [
     "build_settings",
     "child_environment",
     "client_environment",
-    "convert",
-    "declaration_of",
     "default_cache_dir",
+    "fields_of",
     "layer_from_environment",
     "load_settings",
     "merged_layer",
     "read_toml",
     "report_secret",
+    "section",
     "settings_to_mapping",
-    "texts_of",
     "unknown_variables",
     "without_credentials",
 ]

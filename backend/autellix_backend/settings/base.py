@@ -6,7 +6,7 @@ No other package of the backend reads the environment.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from autellix_backend.errors import CommandError
@@ -21,17 +21,37 @@ DEFAULT_BASE_URL = "http://127.0.0.1:8000"
 
 
 class SettingsError(CommandError, ValueError):
-    """An unusable setting; names the field, its source, and what was expected."""
+    """One unusable setting, or several; each names the field, its source, and what was expected."""
 
     def __init__(
-        self, field_name: str, problem: str, expected: str | None = None, source: str | None = None
+        self,
+        field_name: str,
+        problem: str,
+        expected: str | None = None,
+        source: str | None = None,
+        *,
+        others: Sequence[SettingsError] = (),
     ) -> None:
         origin = f" (from {source})" if source else ""
         tail = f"; expected {expected}" if expected else ""
-        super().__init__(f"{field_name}{origin}: {problem}{tail}")
+        self.line = f"{field_name}{origin}: {problem}{tail}"
+        self.all = (self, *others)
+        """Each problem, this one first."""
+        super().__init__("\n".join(error.line for error in self.all))
         self.field = field_name
         self.problem = problem
         self.expected = expected
+        self.source = source
+
+    @classmethod
+    def of_all(cls, errors: Sequence[SettingsError]) -> SettingsError:
+        """Return one error for all of several."""
+        first, *others = errors
+        return cls(first.field, first.problem, first.expected, first.source, others=others)
+
+    def at(self, source: str | None) -> SettingsError:
+        """Return the same problem with the source of the value."""
+        return SettingsError(self.field, self.problem, self.expected, source)
 
 
 def default_cache_dir(environ: Mapping[str, str] | None = None) -> Path:

@@ -9,33 +9,66 @@ from __future__ import annotations
 import difflib
 import os
 import tomllib
-import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from autellix_backend.core.config import SchedulerConfig
-from autellix_backend.settings.base import CACHE_DIR_VARIABLE, SettingsError
-from autellix_backend.settings.fields import RawValue, Rule, convert, rules_of, types_of
+from pydantic import TypeAdapter
+from pydantic.fields import FieldInfo
+
+from autellix_backend.settings import sections
+from autellix_backend.settings.base import (
+    API_KEY_VARIABLE,
+    BASE_URL_VARIABLE,
+    CACHE_DIR_VARIABLE,
+    SettingsError,
+)
+from autellix_backend.settings.dropped import DROPPED
 from autellix_backend.settings.scheduler import scheduler_to_mapping
-from autellix_backend.settings.sections import SchedulerSettings, Settings
+from autellix_backend.settings.section import FIXED
+from autellix_backend.settings.sections import Settings
 
 ENV_PREFIX = "AUTELLIX_"
-SECTIONS: dict[str, type[Any]] = typing.get_type_hints(Settings)
+SECTIONS: Mapping[str, type[Any]] = {
+    "gateway": sections.GatewaySettings,
+    "engine": sections.EngineSettings,
+    "balancer": sections.BalancerSettings,
+    "scheduler": sections.SchedulerSettings,
+    "limits": sections.TenantLimits,
+    "observe": sections.ObserveSettings,
+    "store": sections.StoreSettings,
+    "ray": sections.RaySettings,
+}
+OTHER_VARIABLES = (
+    *(BASE_URL_VARIABLE, API_KEY_VARIABLE, CACHE_DIR_VARIABLE),
+    # Of the client.
+    *("AUTELLIX_DISABLED", "AUTELLIX_RAW_HTTP", "AUTELLIX_APPLICATION"),
+    *("AUTELLIX_PROGRAM_ID", "AUTELLIX_PROGRAM_NAME", "AUTELLIX_SESSION_PROOF"),
+    # Of builds and tests.
+    *("AUTELLIX_ENGINE", "AUTELLIX_NATIVE", "AUTELLIX_BESIDE", "AUTELLIX_REAL_DRILLS"),
+)
+"""Known variables that are not settings."""
+
+
+@dataclass(frozen=True, slots=True)
+class RawValue:
+    """A value as written, and its source, for messages."""
+
+    value: object
+    source: str
+
 
 Layer = dict[str, RawValue]
 """Raw values by dotted field name (`gateway.port`)."""
 
 
-def declaration_of(section: str) -> type[Any]:
-    """Return the class that declares the settings of a section."""
-    kind = SECTIONS[section]
-    return SchedulerSettings if kind is SchedulerConfig else kind
-
-
-def settings_of(section: str) -> list[str]:
-    """Return the names of a section's settings."""
-    return list(types_of(declaration_of(section)))
+@cache
+def fields_of(section: str) -> Mapping[str, FieldInfo]:
+    """Return what operators can set in a section: each field with its type, and its text as description."""
+    declared: dict[str, FieldInfo] = SECTIONS[section].__pydantic_fields__
+    return {name: info for name, info in declared.items() if FIXED not in info.metadata}
 
 
 def load_settings(
@@ -47,7 +80,7 @@ def load_settings(
     """Build the settings from all sources; `environ` defaults to the process environment.
 
     Raises:
-        SettingsError: for an unknown field, a value of the wrong type or out of range, or an unreadable file.
+        SettingsError: for unknown fields, values of the wrong type or out of range, or an unreadable file.
     """
     return build_settings(merged_layer(file=file, environ=environ, command_line=command_line))
 
@@ -89,10 +122,8 @@ def layer_from_file(path: Path) -> Layer:
 
 
 def layer_from_environment(environ: Mapping[str, str]) -> Layer:
-    """Read AUTELLIX_<SECTION>_* of every section, and AUTELLIX_CACHE_DIR."""
+    """Read AUTELLIX_<SECTION>_* of every section."""
     layer: Layer = {}
-    if cache_dir := environ.get(CACHE_DIR_VARIABLE):
-        layer["engine.state_dir"] = RawValue(cache_dir, CACHE_DIR_VARIABLE)
     for variable, text in environ.items():
         section, _, key = variable.removeprefix(ENV_PREFIX).lower().partition("_")
         if variable.startswith(ENV_PREFIX) and section in SECTIONS and key:
@@ -100,57 +131,68 @@ def layer_from_environment(environ: Mapping[str, str]) -> Layer:
     return layer
 
 
+def unknown_variables(environ: Mapping[str, str] | None = None) -> list[str]:
+    """Return a sentence for each AUTELLIX_ variable that is not known: a misspelt one would be ignored."""
+    environ = os.environ if environ is None else environ
+    known = [f"{ENV_PREFIX}{section}_{key}".upper() for section in SECTIONS for key in fields_of(section)]
+    known += OTHER_VARIABLES
+    unknown = sorted(name for name in environ if name.startswith(ENV_PREFIX) and name not in known)
+    return [f"{name} is not a variable of Autellix{_nearest(name, known, cutoff=0.8)}" for name in unknown]
+
+
 def build_settings(layer: Mapping[str, RawValue]) -> Settings:
-    """Build the settings from one merged layer."""
+    """Build the settings from one merged layer.
+
+    Raises:
+        SettingsError: with every problem of the layer.
+    """
     values: dict[str, dict[str, object]] = {section: {} for section in SECTIONS}
+    problems: list[SettingsError] = []
     for name, raw in layer.items():
         section, _, key = name.partition(".")
-        if key not in settings_of(section):
-            nearest = difflib.get_close_matches(key, settings_of(section), n=1)
-            problem = f"is unknown; did you mean {section}.{nearest[0]}?" if nearest else "is unknown"
-            raise SettingsError(name, problem, f"one of {', '.join(settings_of(section))}", raw.source)
-        values[section][key] = convert(name, raw, types_of(SECTIONS[section])[key])
-    sections = {section: _build_section(section, values[section], layer) for section in SECTIONS}
-    return Settings(**sections)
+        if key in fields_of(section):
+            values[section][key] = raw.value
+        else:
+            problems.append(_unknown(name, raw.source))
+    built: dict[str, Any] = {}
+    for section, kind in SECTIONS.items():
+        try:
+            built[section] = kind(**values[section])
+        except SettingsError as error:
+            problems += [
+                problem.at(layer[problem.field].source if problem.field in layer else None)
+                for problem in error.all
+            ]
+    if problems:
+        raise SettingsError.of_all(problems)
+    return Settings(**built | {"scheduler": built["scheduler"].config()})
 
 
 def settings_to_mapping(settings: Settings) -> dict[str, dict[str, object]]:
     """Return the settings as plain JSON values, secrets hidden, for `GET config` and `config show`."""
-    return {section: _plain_values(section, getattr(settings, section)) for section in SECTIONS}
-
-
-def _plain_values(section: str, values: Any) -> dict[str, object]:
-    rules = rules_of(declaration_of(section))
-    plain = scheduler_to_mapping(values) if isinstance(values, SchedulerConfig) else {}
     return {
-        name: plain[name] if plain else _shown(getattr(values, name), rules.get(name))
-        for name in settings_of(section)
+        section: {name: values[name] for name in fields_of(section)}
+        for section in SECTIONS
+        for values in [_plain_values(section, getattr(settings, section))]
     }
 
 
-def _shown(value: Any, rule: Rule | None) -> object:
-    if value is not None and rule is not None and rule.shown is not None:
-        if isinstance(value, tuple) and not rule.shows_whole:
-            return [rule.shown(item) for item in value]
-        return rule.shown(value)
-    if isinstance(value, Path):
-        return str(value)
-    return list(value) if isinstance(value, tuple) else value
+def _plain_values(section: str, values: Any) -> dict[str, Any]:
+    if section == "scheduler":
+        return scheduler_to_mapping(values)
+    plain: dict[str, Any] = TypeAdapter(SECTIONS[section]).dump_python(values, mode="json")
+    return plain
 
 
-def _build_section(section: str, values: dict[str, object], layer: Mapping[str, RawValue]) -> Any:
-    try:
-        return SECTIONS[section](**values)
-    except SettingsError as error:
-        raise SettingsError(
-            error.field, error.problem, error.expected, _source(layer, error.field)
-        ) from error
-    except ValueError as error:
-        # The core's configuration raises plain ValueErrors; their first word is the field.
-        key, _, problem = str(error).partition(" ")
-        name = f"{section}.{key}"
-        raise SettingsError(name, problem, source=_source(layer, name)) from error
+def _unknown(name: str, source: str) -> SettingsError:
+    if name in DROPPED:
+        return SettingsError(name, f"is no setting any more: {DROPPED[name]}", source=source)
+    section, _, key = name.partition(".")
+    known = list(fields_of(section))
+    hint = _nearest(key, known, prefix=f"{section}.")
+    return SettingsError(name, f"is unknown{hint}", f"one of {', '.join(known)}", source)
 
 
-def _source(layer: Mapping[str, RawValue], name: str) -> str | None:
-    return layer[name].source if name in layer else None
+def _nearest(name: str, known: Iterable[str], *, prefix: str = "", cutoff: float = 0.6) -> str:
+    nearest = difflib.get_close_matches(name, sorted(known), n=1, cutoff=cutoff)
+    return f"; did you mean {prefix}{nearest[0]}?" if nearest else ""

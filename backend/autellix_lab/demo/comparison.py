@@ -17,8 +17,6 @@ from autellix_lab.bench.results import CallResult
 from autellix_lab.demo.parts import BLOCK_TOKENS, GOALS, MAX_CONTEXT_TOKENS, DemoOptions, Part
 
 TOLERANCE = 0.05
-REPORT_WAIT_S = 5.0
-"""How long gateways wait for an engine report: figures in steps need it, and a busy machine may stall."""
 
 ReportProgress = Callable[[str], None]
 
@@ -150,7 +148,7 @@ def _launch(
         extra_args += ["--num-gpu-blocks-override", str(part.kv_blocks)]
     extra_args += ["--max-model-len", str(max_tokens)]
     settings: dict[str, dict[str, Any]] = {
-        "gateway": {"port": 0, "report_wait_s": REPORT_WAIT_S},
+        "gateway": {"port": 0},
         "engine": {"max_num_seqs": options.max_num_seqs, "extra_args": extra_args},
         "scheduler": _scheduler(options, policy, bounds),
     }

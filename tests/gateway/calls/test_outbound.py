@@ -13,6 +13,7 @@ from autellix_backend.gateway.calls.dialects import CHAT_COMPLETIONS
 from autellix_backend.gateway.calls.outbound import (
     IDENTITY_FIELDS,
     PRIVILEGED_FIELDS,
+    SESSION_HEADERS,
     engine_body,
     engine_headers,
 )
@@ -59,7 +60,7 @@ def test_a_clients_scheduling_fields_reach_no_engine(kind: EngineKind) -> None:
     assert not PRIVILEGED_FIELDS & set(sent(kind, {"model": "m", **ORDERS}))
     headers = engine_headers({**ENGINE_HEADERS, "authorization": "Bearer k"}, kind, "p")
     passed = {"accept-encoding", "authorization", "content-type"}
-    assert set(headers) - {"x-session-id"} == passed
+    assert set(headers) - set(SESSION_HEADERS) == passed
     assert headers.get("x-session-id", "p") == "p"
 
 
@@ -86,19 +87,13 @@ def test_a_hosted_api_gets_only_what_openai_has() -> None:
     assert sent(EngineKind.OPENAI, everything, tenant="lab") == openai
 
 
-def test_only_vllm_gets_the_program_as_its_session() -> None:
-    assert engine_headers({}, EngineKind.VLLM, "lab/run")["x-session-id"] == "lab/run"
-    assert "x-session-id" not in engine_headers({}, EngineKind.SGLANG, "run")
-    assert "x-session-id" not in engine_headers({}, EngineKind.OPENAI, "run")
-
-
-@pytest.mark.parametrize("kind", list(EngineKind))
-def test_a_router_behind_the_gateway_gets_the_program_under_its_own_name(kind: EngineKind) -> None:
-    """In place of what the client says there."""
-    headers = {"x-dynamo-session-id": "another's"}
-    sent_on = engine_headers(headers, kind, "lab/run", session_header="X-Dynamo-Session-ID")
-    assert sent_on["x-dynamo-session-id"] == "lab/run"
-    assert "x-dynamo-session-id" not in engine_headers(headers, kind, "lab/run")
+@pytest.mark.parametrize("name", SESSION_HEADERS)
+def test_only_vllm_gets_the_program_as_its_session(name: str) -> None:
+    """In place of what the client says there; also under the names that routers before it read."""
+    headers = {name: "another's"}
+    assert engine_headers(headers, EngineKind.VLLM, "lab/run")[name] == "lab/run"
+    assert name not in engine_headers(headers, EngineKind.SGLANG, "run")
+    assert name not in engine_headers(headers, EngineKind.OPENAI, "run")
 
 
 @pytest.mark.parametrize("kind", [EngineKind.VLLM, EngineKind.SGLANG])
@@ -125,7 +120,7 @@ async def test_a_call_through_the_gateway_leaves_as_its_engine_takes_it(serve: A
         assert ("vllm_xargs" in call.json) is (kind is EngineKind.VLLM)
         assert ("program_id" in call.json) is (kind is not EngineKind.OPENAI)
         assert call.headers.get("x-session-id") == ("p" if kind is EngineKind.VLLM else None)
-        assert not (set(ENGINE_HEADERS) - {"x-session-id"}) & set(call.headers)
+        assert not (set(ENGINE_HEADERS) - set(SESSION_HEADERS)) & set(call.headers)
 
 
 async def test_an_engine_whose_kind_shows_after_the_gateways_start_gets_its_fields(serve: Any) -> None:

@@ -13,9 +13,9 @@ from tests.waiting import PATIENCE_S
 from autellix_backend.gateway.errors import LimitError
 from autellix_backend.gateway.http import events
 from autellix_backend.gateway.http.authentication import Authentication
+from autellix_backend.gateway.tenancy import open_sessions
 from autellix_backend.gateway.tenancy.open_sessions import OpenSessions
 from autellix_backend.gateway.tenancy.tenants import Tenant, Tenants, key_line
-from autellix_backend.settings import TenantLimits
 
 HOSTILE, QUIET = ({"authorization": f"Bearer {key}"} for key in ("bad", "good"))
 
@@ -25,7 +25,6 @@ def tenants_file(tmp_path: Path) -> Path:
     path = tmp_path / "tenants.toml"
     path.write_text(
         f'[[tenant]]\nname = "hostile"\nkeys = ["{key_line("bad")}"]\n'
-        "[tenant.limits]\nmax_sessions = 3\n"
         f'[[tenant]]\nname = "quiet"\nkeys = ["{key_line("good")}"]\n'
     )
     return path
@@ -46,7 +45,11 @@ async def test_a_tenants_feeds_leave_room_for_others(
     assert statuses == [200, 200, 503, 200]
 
 
-async def test_a_tenants_sessions_are_bounded(serve: Any, tenants_file: Path) -> None:
+async def test_a_tenants_sessions_are_bounded(
+    serve: Any, tenants_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(open_sessions, "MAX_SESSIONS", 3)
+
     async def start(number: int, headers: dict[str, str]) -> int:
         body = {"session_id": f"s{number}"}
         async with rig.client.post(url, json=body, headers=headers) as response:
@@ -65,10 +68,11 @@ async def test_a_tenants_sessions_are_bounded(serve: Any, tenants_file: Path) ->
         assert await start(5, HOSTILE) == 201
 
 
-def test_a_session_without_a_heartbeat_leaves_its_place() -> None:
+def test_a_session_without_a_heartbeat_leaves_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(open_sessions, "MAX_SESSIONS", 1)
     refused: list[tuple[str, str]] = []
     sessions = OpenSessions(ttl_s=10.0, on_refusal=lambda *refusal: refused.append(refusal))
-    tenant = Tenant(name="a", limits=TenantLimits(max_sessions=1))
+    tenant = Tenant(name="a")
     sessions.admit(tenant, "a/1", 0.0)
     sessions.keep(tenant, "a/1", 9.0)
     with pytest.raises(LimitError):

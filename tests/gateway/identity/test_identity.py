@@ -108,25 +108,22 @@ CODEX = {"session-id": "root", "thread-id": "root"}
 
 
 @pytest.mark.parametrize(
-    ("headers", "as_thread", "as_program"),
+    ("headers", "program", "thread"),
     [
-        ({"x-dynamo-session-id": "run"}, ("run", "0"), ("run", "0")),
-        (DYNAMO_CHILD, ("run", "run:coder"), ("run:coder", "0")),
-        (OPENCODE_CHILD, ("ses_root", "ses_child"), ("ses_child", "0")),
-        (CLAUDE, ("session", "0"), ("session", "0")),
-        ({**CLAUDE, "x-claude-code-agent-id": "a8"}, ("session", "a8"), ("session/a8", "0")),
-        (CODEX, ("root", "0"), ("root", "0")),
-        ({**CODEX, "thread-id": "child"}, ("root", "child"), ("root/child", "0")),
+        ({"x-dynamo-session-id": "run"}, "run", "0"),
+        (DYNAMO_CHILD, "run", "run:coder"),
+        (OPENCODE_CHILD, "ses_root", "ses_child"),
+        (CLAUDE, "session", "0"),
+        ({**CLAUDE, "x-claude-code-agent-id": "a8"}, "session", "a8"),
+        (CODEX, "root", "0"),
+        ({**CODEX, "thread-id": "child"}, "root", "child"),
         # Our own thread header has the last word.
-        ({**DYNAMO_CHILD, "x-autellix-thread-id": "7"}, ("run", "7"), ("run:coder", "7")),
-        ({"x-autellix-program-id": "p", "x-claude-code-agent-id": "a8"}, ("p", "a8"), ("p/a8", "0")),
+        ({**DYNAMO_CHILD, "x-autellix-thread-id": "7"}, "run", "7"),
+        ({"x-autellix-program-id": "p", "x-claude-code-agent-id": "a8"}, "p", "a8"),
     ],
 )
-def test_a_sub_agent_is_a_thread_of_its_root_or_a_program(
-    headers: dict[str, str], as_thread: tuple[str, str], as_program: tuple[str, str]
-) -> None:
-    assert Calls(subagents="thread").where(headers) == as_thread
-    assert Calls(subagents="program").where(headers) == as_program
+def test_a_sub_agent_is_a_thread_of_its_root(headers: dict[str, str], program: str, thread: str) -> None:
+    assert Calls().where(headers) == (program, thread)
 
 
 def test_a_parent_named_once_is_remembered_until_it_idles() -> None:
@@ -148,7 +145,6 @@ def test_a_sub_agents_end_is_not_its_programs() -> None:
     assert calls.where({"x-dynamo-session-id": "run:coder"}) == ("run:coder", "0")
     assert calls.resolve({"x-dynamo-session-id": "run", **final}).is_final
     assert calls.resolve({**DYNAMO_CHILD, "x-autellix-final": "true"}).is_final
-    assert Calls(subagents="program").resolve({**DYNAMO_CHILD, **final}).is_final
 
 
 CHAT = [
@@ -188,5 +184,3 @@ def test_a_tenants_programs_have_its_name_however_they_are_found() -> None:
     assert calls.resolve({}, tenant="lab", messages=CHAT).program == "lab/call-2"
     assert calls.resolve({}, tenant="lab", messages=LONGER).program == "lab/call-2"
     assert calls.resolve({}, tenant="other", messages=LONGER).program == "other/call-4"
-    apart = Calls(subagents="program")
-    assert apart.resolve({**CLAUDE, "x-claude-code-agent-id": "a8"}, tenant="lab").program == "lab/session/a8"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,14 @@ from autellix_backend.gateway.app import create_app
 from autellix_backend.gateway.errors import InvalidKeyError
 from autellix_backend.gateway.tenancy.file import load_tenants, read_tenants
 from autellix_backend.gateway.tenancy.tenants import Tenant, Tenants, key_line
-from autellix_backend.settings import EngineSettings, GatewaySettings, Settings, SettingsError, TenantLimits
+from autellix_backend.settings import (
+    EngineSettings,
+    GatewaySettings,
+    Settings,
+    SettingsError,
+    TenantLimits,
+    fields_of,
+)
 from autellix_lab.fakes.engine import FakeEngine
 
 CHAT = "/v1/chat/completions"
@@ -57,13 +63,13 @@ def tenants_file(tmp_path: Path) -> Path:
 
 def test_the_file_is_read_whole(tenants_file: Path) -> None:
     with tenants_file.open("a") as file:
-        file.write('[tenant.limits]\nmax_programs = 3\nmax_calls = "none"\n')
+        file.write('[tenant.limits]\nprogram_tokens = 3\nmax_calls = "none"\n')
 
-    red, blue, ops = read_tenants(tenants_file, TenantLimits(max_calls=8, max_programs=1)).values()
+    red, blue, ops = read_tenants(tenants_file, TenantLimits(max_calls=8, program_tokens=1)).values()
 
-    assert red == Tenant(name="red", weight=2.0, limits=TenantLimits(max_calls=8, max_programs=1))
+    assert red == Tenant(name="red", weight=2.0, limits=TenantLimits(max_calls=8, program_tokens=1))
     assert (blue.weight, blue.is_admin, ops.is_admin) == (1.0, False, True)
-    assert ops.limits == TenantLimits(max_programs=3)
+    assert ops.limits == TenantLimits(program_tokens=3)
 
 
 @pytest.mark.parametrize(
@@ -78,12 +84,12 @@ def test_the_file_is_read_whole(tenants_file: Path) -> None:
         ("[[tenant]]\nname = 'a'\nkeys = ['sk-autellix-secret']", ['tenant "a": keys', "number 1"]),
         ("[[tenant]]\nname = 'a'\nkeys = 'KEY'", ['tenant "a": keys']),
         ("[[tenant]]\nname = 'a'\nkeys = ['KEY']\nwight = 2", ['tenant "a": wight', "weight"]),
-        ("[[tenant]]\nname = 'a'\nkeys = ['KEY']\nweight = 0", ['tenant "a": weight', "above 0"]),
+        ("[[tenant]]\nname = 'a'\nkeys = ['KEY']\nweight = 0", ['tenant "a": weight', "greater than 0"]),
         ("[[tenant]]\nname = 'a'\nkeys = ['KEY']\nweight = nan", ['tenant "a": weight']),
         ("[[tenant]]\nname = 'a'\nkeys = ['KEY']\nweight = true", ['tenant "a": weight']),
         ("[[tenant]]\nname = 'a'\nkeys = ['KEY']\nadmin = 'yes'", ['tenant "a": admin']),
         ("[[tenant]]\nname = 'a'\nkeys = ['KEY']\nlimits = 7", ['tenant "a": limits']),
-        ("[[tenant]]\nname = 'a'\nkeys = ['KEY']\nlimits.x = 7", ['tenant "a": limits.x', "max_programs"]),
+        ("[[tenant]]\nname = 'a'\nkeys = ['KEY']\nlimits.x = 7", ['tenant "a": limits.x', "max_calls"]),
         ("[[tenant]]\nname = 'a'\nkeys = ['KEY']\nlimits.max_calls = 0", ['tenant "a": limits.max_calls']),
         ("[[tenant]]\nname = 'a'\nkeys = ['KEY']\nlimits.max_calls = 'x'", ["limits.max_calls", '"none"']),
         ("[[tenant]]\nname = 'a'\nkeys = ['KEY']\n" * 2, ['tenant "a": name', "twice"]),
@@ -111,8 +117,8 @@ def test_the_guides_example_is_a_tenants_file_and_its_table_names_every_limit(tm
     research, operators = read_tenants(path, TenantLimits(max_calls=3)).values()
     assert (research.weight, research.limits.max_calls, operators.limits.max_calls) == (2.0, None, 3)
     assert operators.is_admin
-    for item in fields(TenantLimits):
-        assert f"`{item.name}`" in guide
+    for name in fields_of("limits"):
+        assert f"`{name}`" in guide
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -111,8 +111,6 @@ def bounded(body: CallBody, limits: TenantLimits, dialect: Dialect) -> CallBody:
     Raises:
         InvalidRequestError: if a field asks for more than a limit allows.
     """
-    if limits.max_messages is not None and dialect.messages_field is not None:
-        _check_messages(body, dialect.messages_field, limits.max_messages)
     if limits.max_output_tokens is None or not dialect.output_fields:
         return body
     answers = body.prompt_count * max(body.choice_count, whole_number(body.fields.get("best_of")) or 1)
@@ -164,16 +162,6 @@ def _item_count(name: str, raw: msgspec.Raw, begin: bytes) -> int:
         problem = f"{name}: too long a list, with more than {marks} {begin.decode()}; expected fewer"
         raise InvalidRequestError(problem, param=name)
     return len(items(raw))
-
-
-def _check_messages(body: CallBody, name: str, limit: int) -> None:
-    raw = body.fields.get(name)
-    if raw is None or (begin := first_item_byte(raw)) not in (b'"', b"[", b"{"):
-        return
-    count = _item_count(name, raw, begin)
-    if count > limit:
-        problem = f"{name} holds {count} items; expected {limit} at most (limits.max_messages)"
-        raise InvalidRequestError(problem, param=name)
 
 
 def _is_output_bounded(body: CallBody, names: tuple[str, ...], answers: int, limit: int) -> bool:

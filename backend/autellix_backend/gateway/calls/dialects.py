@@ -24,8 +24,6 @@ class Dialect:
     makes_call: bool = True
     takes_identity: bool = True
     """Whether the engine reads `vllm_xargs` here, so that its scheduler knows programs and reports."""
-    messages_field: str | None = None
-    """The field that may be a list of messages."""
     output_fields: tuple[str, ...] = ()
     """The fields that bound the output of each answer, in tokens: the usual one, then those also read."""
     prompts_field: str | None = None
@@ -53,7 +51,6 @@ _RESPONSE_ENDS = tuple(b"event: response." + state for state in (b"completed", b
 CHAT_COMPLETIONS = Dialect(
     path="/v1/chat/completions",
     summary="Chat completion",
-    messages_field="messages",
     output_fields=("max_completion_tokens", "max_tokens"),
     has_choices=True,
     stream_ends=_DONE,
@@ -73,14 +70,12 @@ DIALECTS = (
     Dialect(
         path=_RESPONSES,
         summary="Response",
-        messages_field="input",
         output_fields=("max_output_tokens",),
         stream_ends=_RESPONSE_ENDS,
     ),
     Dialect(
         path=ANTHROPIC_PATH,
         summary="Message, as Anthropic has it",
-        messages_field="messages",
         output_fields=("max_tokens",),
         stream_ends=(b"event: message_stop",),
     ),

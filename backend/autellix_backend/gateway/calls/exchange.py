@@ -201,7 +201,7 @@ class Exchange:
         if request.dialect.takes_identity:
             self.ended = handle.ended.on_sent(self.call.start.program_id)
             args = self.arguments.of(self.call, self.ended, is_linked=handle.link is not None)
-        return engine_request(request, handle.engine.kind, args, handle.upstream.session_header)
+        return engine_request(request, handle.engine.kind, args)
 
     async def _check_repeat(self, error: EngineUnavailableError) -> None:
         """Raise the error again unless the call may be sent to another engine because its engine died."""

@@ -22,8 +22,8 @@ from autellix_backend.gateway.raw_json import MAX_SCALAR_BYTES, decoded_or
 from autellix_backend.reports.request_ids import marked_id
 from autellix_wire import engine_args
 
-SESSION_HEADER = "x-session-id"
-"""vLLM's header of a session, which is the program here."""
+SESSION_HEADERS = ("x-session-id", "x-llm-d-inference-fairness-id", "x-dynamo-session-id")
+"""The headers of a session or flow that vLLM, llm-d and Dynamo read; it is the program here."""
 SESSION_FIELD = "session_id"
 SALT_FIELD = "cache_salt"
 SALT_CHARACTERS = 32
@@ -63,7 +63,7 @@ _salt_decoder = msgspec.json.Decoder(str)
 
 
 def engine_request(
-    request: CallRequest, kind: EngineKind, args: Mapping[str, str | float], session_header: str | None
+    request: CallRequest, kind: EngineKind, args: Mapping[str, str | float]
 ) -> tuple[dict[str, str], bytes]:
     """Return the headers and the body of a call for an engine of a kind.
 
@@ -71,27 +71,22 @@ def engine_request(
         request: The call.
         kind: The kind of the engine.
         args: What its scheduler learns of the call; empty for an engine that reads none.
-        session_header: The header that carries the program id, beside that of the engine's kind.
     """
     content = engine_body(request.body, kind, args, tenant=request.tenant.name)
-    headers = engine_headers(request.headers, kind, request.identity.program, session_header=session_header)
+    headers = engine_headers(request.headers, kind, request.identity.program)
     if request.body.is_beam_search and args and kind is EngineKind.VLLM:
         headers[REQUEST_ID_HEADER] = _fan_out_id(args)
     return headers, content
 
 
-def engine_headers(
-    headers: Mapping[str, str], kind: EngineKind, program: str, *, session_header: str | None = None
-) -> dict[str, str]:
-    """Return the headers for an engine, with the program as vLLM's session and as `session_header`.
+def engine_headers(headers: Mapping[str, str], kind: EngineKind, program: str) -> dict[str, str]:
+    """Return the headers for an engine, with the program as vLLM's session.
 
     Names are in lower case.
     """
     picked = request_headers(headers)
-    if session_header is not None:
-        picked[session_header.lower()] = program
     if kind is EngineKind.VLLM:
-        picked[SESSION_HEADER] = program
+        picked |= dict.fromkeys(SESSION_HEADERS, program)
     return picked
 
 

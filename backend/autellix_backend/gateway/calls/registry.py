@@ -38,7 +38,7 @@ DRAIN_MARGIN_S = 1.0
 """How much longer than `report_wait_s` the shutdown waits for cancelled calls."""
 
 
-ABORTED_WAITS = 10
+ABORTED_WAITS = 3
 """How many times `report_wait_s` an aborted call waits for its reports."""
 
 logger = logging.getLogger(__name__)

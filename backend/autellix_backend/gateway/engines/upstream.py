@@ -84,7 +84,6 @@ class Upstream:
         api_key: str | None = None,
         authorization: str | None = None,
         hides_keys: bool = False,
-        session_header: str | None = None,
     ) -> None:
         """Create it without connections.
 
@@ -95,12 +94,10 @@ class Upstream:
             api_key: The key for the engine, in place of the client's.
             authorization: The credentials in the engine's address, used without `api_key`.
             hides_keys: Whether clients' keys are the gateway's own, which no engine may see.
-            session_header: The header that carries the program id, beside that of the engine's kind.
         """
         self._engine = engine
         self._authorization = authorization if api_key is None else f"Bearer {api_key}"
         self._hides_keys = hides_keys or self._authorization is not None
-        self.session_header = session_header
         self._settings = settings
         self.on_retry = on_retry
         self._session: aiohttp.ClientSession | None = None

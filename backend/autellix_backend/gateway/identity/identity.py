@@ -1,7 +1,7 @@
 """The identity of a call: the program, thread and session that its headers and body name.
 
 `aliases` reads the names; this module turns them into one identity. Sub-agents become threads of their root
-program (or programs of their own). A call that names no program is recognised by its transcript, or becomes
+program. A call that names no program is recognised by its transcript, or becomes
 a program of its own.
 """
 
@@ -25,7 +25,6 @@ from autellix_backend.gateway.identity.aliases import (
     ResolvedAliases,
     Tier,
     resolve_aliases,
-    usable_id,
 )
 from autellix_backend.gateway.identity.lineage import Lineage
 from autellix_backend.gateway.identity.transcripts import Transcript, TranscriptChain
@@ -127,7 +126,6 @@ class IdentityResolver:
     ) -> None:
         self._metrics = metrics
         self._clock = clock
-        self._has_threads = settings.subagents == "thread"
         self._lineage = Lineage(ttl_s=settings.program_idle_s)
         self._chain = TranscriptChain(ttl_s=settings.program_idle_s)
 
@@ -173,9 +171,6 @@ class IdentityResolver:
             # The main agent, with or without an id of its own: most calls, and their identity is complete.
             thread = aliases.thread or MAIN_THREAD
             return identity if thread == identity.thread else replace(identity, thread=thread)
-        if not self._has_threads:
-            program = tenant.scoped(_joined(root, agent))
-            return replace(identity, program=program, thread=aliases.thread or MAIN_THREAD)
         # A sub-agent's end is not its program's, unless our own header says so.
         is_final = aliases.final is not None and aliases.final.tier is Tier.OWN
         thread = aliases.thread or agent
@@ -190,20 +185,13 @@ class IdentityResolver:
         return named.value, aliases.agent or named.value
 
     def _follows(self, named: AliasMatch) -> bool:
-        return self._has_threads and named.alias.client in _CLIENTS_WITH_PARENTS
+        return named.alias.client in _CLIENTS_WITH_PARENTS
 
     def _resolve_unnamed(self, identity: Identity, fields: Fields, tenant: Tenant) -> Identity:
         found = self._chain.find(tenant.name, fields, identity.program, self._clock())
         if found is None:
             return identity
         return replace(identity, program=found.program, source=CONTENT_CHAIN, transcript=found)
-
-
-def _joined(program: str, agent: str) -> str:
-    # Agents of different programs may have the same id.
-    joined = usable_id(f"{program}/{agent}")
-    assert joined is not None, "neither id is empty"
-    return joined
 
 
 def _read(headers: Mapping[str, str], name: str) -> str | None:

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import re
-import typing
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from autellix_backend.gateway.tenancy.tenants import DIGEST_PREFIX, Tenant, Tenants
 from autellix_backend.settings import (
-    RawValue,
-    Rule,
     Settings,
     SettingsError,
     TenantLimits,
-    convert,
+    fields_of,
     read_toml,
+    section,
 )
 
 UNLIMITED = "none"
@@ -26,10 +26,15 @@ MAX_WEIGHT = 1000.0
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
 _KEY = re.compile(re.escape(DIGEST_PREFIX) + r"([0-9a-f]{64})")
-_WEIGHT = Rule(f"a number above 0, up to {MAX_WEIGHT:g}", lambda weight: 0 < weight <= MAX_WEIGHT)
 _FIELDS = ("name", "weight", "admin", "keys", "limits")
-_LIMITS = typing.get_type_hints(TenantLimits)
-del _LIMITS["section"]
+
+
+@section("tenant")
+class _TenantTable:
+    """What a tenant's table holds beside its name, keys and limits."""
+
+    weight: Annotated[float, Field(gt=0, le=MAX_WEIGHT, strict=True)] = 1.0
+    admin: Annotated[bool, Field(strict=True)] = False
 
 
 def load_tenants(settings: Settings) -> Tenants:
@@ -92,10 +97,13 @@ def _tenant(table: Mapping[str, object], number: int, defaults: TenantLimits) ->
     where = f'tenant "{name}"'
     if unknown := [key for key in table if key not in _FIELDS]:
         raise SettingsError(f"{where}: {unknown[0]}", "is unknown", f"one of {', '.join(_FIELDS)}")
-    weight: Any = convert(f"{where}: weight", RawValue(table.get("weight", 1.0), ""), float)
-    _WEIGHT.check(f"{where}: weight", weight)
-    is_admin: Any = convert(f"{where}: admin", RawValue(table.get("admin", False), ""), bool)
-    return Tenant(name=name, weight=weight, is_admin=is_admin, limits=_limits(table, where, defaults))
+    values: Any = {key: table[key] for key in ("weight", "admin") if key in table}
+    try:
+        rest = _TenantTable(**values)
+    except SettingsError as error:
+        problem = f"{where}: {error.field.removeprefix('tenant.')}"
+        raise SettingsError(problem, error.problem, error.expected) from error
+    return Tenant(name=name, weight=rest.weight, is_admin=rest.admin, limits=_limits(table, where, defaults))
 
 
 def _digests(table: Mapping[str, object], where: str) -> tuple[bytes, ...]:
@@ -117,18 +125,12 @@ def _limits(table: Mapping[str, object], where: str, defaults: TenantLimits) -> 
     limits = table.get("limits", {})
     if not isinstance(limits, dict):
         raise SettingsError(f"{where}: limits", f"is {limits!r}", "a table")
-    values: dict[str, object] = {}
-    for key, value in limits.items():
-        name = f"{where}: limits.{key}"
-        if key not in _LIMITS:
-            raise SettingsError(name, "is unknown", f"one of {', '.join(_LIMITS)}")
-        raw = None if value == UNLIMITED else value
-        try:
-            values[key] = convert(name, RawValue(raw, ""), _LIMITS[key])
-        except SettingsError as error:
-            expected = f'{error.expected}, or "{UNLIMITED}"'
-            raise SettingsError(error.field, error.problem, expected) from error
+    if unknown := [key for key in limits if key not in fields_of("limits")]:
+        problem = f"{where}: limits.{unknown[0]}"
+        raise SettingsError(problem, "is unknown", f"one of {', '.join(fields_of('limits'))}")
+    given: Any = {key: None if value == UNLIMITED else value for key, value in limits.items()}
     try:
-        return replace(defaults, **values)  # type: ignore[arg-type]
+        return replace(defaults, **given)
     except SettingsError as error:
-        raise SettingsError(f"{where}: {error.field}", error.problem, error.expected) from error
+        expected = f'{error.expected}, or "{UNLIMITED}"'
+        raise SettingsError(f"{where}: {error.field}", error.problem, expected) from error

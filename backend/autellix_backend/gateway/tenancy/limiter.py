@@ -13,7 +13,6 @@ from typing import NamedTuple
 from autellix_backend.gateway.tenancy.quotas import (
     DAY_S,
     Bucket,
-    ProgramUsage,
     TenantUsage,
     capacity,
     full_bucket,
@@ -27,9 +26,9 @@ from autellix_backend.settings import TenantLimits
 NO_LIMITS = TenantLimits()
 
 
-@dataclass(slots=True, kw_only=True)
-class _LimitedProgram(ProgramUsage):
-    tenant: TenantUsage
+@dataclass(slots=True)
+class _LimitedProgram:
+    tokens: int = 0
     running: int = 0
     is_in_table: bool = False
     """Whether the store certainly knows it, and so will publish its end."""
@@ -48,7 +47,6 @@ class Charge(NamedTuple):
     """What a call costs its tenant and program at its end."""
 
     tokens: int = 0
-    service_s: float = 0.0
     is_refunded: bool = False
     """Whether it does not count among the tenant's requests."""
 
@@ -82,7 +80,8 @@ class Limiter:
             return {}
         usage = self._tenants.setdefault(tenant.name, TenantUsage())
         self._advance(usage, limits, now)
-        error = refusal(limits, usage, self._programs.get(program_id), body_bytes)
+        program = self._programs.get(program_id)
+        error = refusal(limits, usage, 0 if program is None else program.tokens, body_bytes)
         if error is not None:
             self._on_refusal(tenant.name, error.code)
             error.add_rates(rate_headers(limits, usage))
@@ -91,7 +90,7 @@ class Limiter:
             usage.requests = usage.requests.less(1)
         usage.calls += 1
         usage.call_bytes += body_bytes
-        self._enter(usage, program_id)
+        self._programs.setdefault(program_id, _LimitedProgram()).running += 1
         self._reservations[call_key] = _Reservation(program_id, usage, limits, body_bytes)
         return rate_headers(limits, usage)
 
@@ -136,25 +135,13 @@ class Limiter:
         if usage.tokens is not None:
             usage.tokens = usage.tokens.less(charge.tokens)
         usage.day_tokens += charge.tokens
-        usage.day_service_s += charge.service_s
         program.running -= 1
-        program.calls -= charge.is_refunded
         program.tokens += charge.tokens
-        program.service_s += charge.service_s
         self._drop_if_gone(reservation.program_id, program)
-
-    def _enter(self, usage: TenantUsage, program_id: str) -> None:
-        program = self._programs.get(program_id)
-        if program is None:
-            program = self._programs[program_id] = _LimitedProgram(tenant=usage)
-            usage.programs += 1
-        program.running += 1
-        program.calls += 1
 
     def _drop_if_gone(self, program_id: str, program: _LimitedProgram) -> None:
         if not program.running and not program.is_in_table:
             del self._programs[program_id]
-            program.tenant.programs -= 1
 
     def _advance(self, usage: TenantUsage, limits: TenantLimits, now: float) -> None:
         # The tenants file may have changed the limits since the last call.
@@ -163,7 +150,7 @@ class Limiter:
         day, day_s = divmod(now + self._epoch_s, DAY_S)
         usage.day_left_s = DAY_S - day_s
         if int(day) != usage.day:
-            usage.day, usage.day_tokens, usage.day_service_s = int(day), 0, 0.0
+            usage.day, usage.day_tokens = int(day), 0
 
 
 def charge_of(settled: SettledCall) -> Charge:
@@ -172,7 +159,7 @@ def charge_of(settled: SettledCall) -> Charge:
     # A stream that states no usage costs an output token for each event.
     tokens = settled.streamed_events if usage is None else usage.prompt_tokens + usage.output_tokens
     is_refunded = settled.outcome is Outcome.UNAVAILABLE and not settled.streamed_events
-    return Charge(tokens, settled.receipt.service_s, is_refunded)
+    return Charge(tokens, is_refunded)
 
 
 def _bucket(bucket: Bucket | None, per_minute: float | None, now: float) -> Bucket | None:

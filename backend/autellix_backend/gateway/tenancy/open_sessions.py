@@ -8,6 +8,8 @@ from autellix_backend.gateway.recent import RecentMap
 from autellix_backend.gateway.tenancy.quotas import too_many
 from autellix_backend.gateway.tenancy.tenants import Tenant
 
+MAX_SESSIONS = 10_000
+"""Of one tenant."""
 MAX_KNOWN = 2**20
 """Over all tenants. Further sessions are served but not counted."""
 
@@ -31,9 +33,9 @@ class OpenSessions:
             LimitError: if it is new and the tenant is at its limit.
         """
         self._sessions.expire_of(tenant.name, now)
-        limit, running = tenant.limits.max_sessions, self.count(tenant)
-        if limit is not None and running >= limit and not self._sessions.has(tenant.name, session_id):
-            error = too_many("max_sessions", "too_many_sessions", "sessions", limit, running + 1)
+        running = self.count(tenant)
+        if running >= MAX_SESSIONS and not self._sessions.has(tenant.name, session_id):
+            error = too_many("max_sessions", "too_many_sessions", "sessions", MAX_SESSIONS, running + 1)
             self._on_refusal(tenant.name, error.code)
             raise error
         self._sessions.put(tenant.name, session_id, None, now)

@@ -59,67 +59,41 @@ class TenantUsage:
 
     calls: int = 0
     call_bytes: int = 0
-    programs: int = 0
     requests: Bucket | None = None
     tokens: Bucket | None = None
     day: int = -1
     """Its number since 1970, UTC."""
     day_tokens: int = 0
-    day_service_s: float = 0.0
     day_left_s: float = DAY_S
 
 
-@dataclass(slots=True, kw_only=True)
-class ProgramUsage:
-    """The usage of a program so far."""
-
-    calls: int = 0
-    tokens: int = 0
-    service_s: float = 0.0
-
-
 def refusal(
-    limits: TenantLimits, tenant: TenantUsage, program: ProgramUsage | None, body_bytes: int
+    limits: TenantLimits, tenant: TenantUsage, program_tokens: int, body_bytes: int
 ) -> LimitError | None:
-    """Return the error that refuses a call, None if it is admitted; `program` is None for a new program."""
+    """Return the error that refuses a call, None if it is admitted; `program_tokens` were used before it."""
+    program, today = "the program has used up its budget", "today's budget (UTC) is used up"
     return (
-        _program_budget(limits, program or ProgramUsage())
-        or _tenant_budget(limits, tenant)
-        or _caps(limits, tenant, body_bytes, is_new=program is None)
+        _budget(limits, "program_tokens", program, program_tokens)
+        or _budget(limits, "day_tokens", today, tenant.day_tokens, tenant.day_left_s)
+        or _caps(limits, tenant, body_bytes)
         or _rates(limits, tenant)
     )
 
 
-def _program_budget(limits: TenantLimits, used: ProgramUsage) -> LimitError | None:
-    for name, unit, value in (
-        ("program_calls", "calls", used.calls),
-        ("program_tokens", "tokens", used.tokens),
-        ("program_service_s", "seconds of service", used.service_s),
-    ):
-        limit = getattr(limits, name)
-        if limit is not None and value >= limit:
-            message = f"the program has used up its budget: {value:g} of {limit:g} {unit}"
-            return LimitError("program_budget_exceeded", "insufficient_quota", name, message, None)
-    return None
+def _budget(
+    limits: TenantLimits, name: str, problem: str, used: int, left_s: float | None = None
+) -> LimitError | None:
+    limit = getattr(limits, name)
+    if limit is None or used < limit:
+        return None
+    code = "tenant_budget_exceeded" if name == "day_tokens" else "program_budget_exceeded"
+    return LimitError(code, "insufficient_quota", name, f"{problem}: {used} of {limit} tokens", left_s)
 
 
-def _tenant_budget(limits: TenantLimits, used: TenantUsage) -> LimitError | None:
-    for name, unit, value in (
-        ("day_tokens", "tokens", used.day_tokens),
-        ("day_service_s", "seconds of service", used.day_service_s),
-    ):
-        limit = getattr(limits, name)
-        if limit is not None and value >= limit:
-            message = f"today's budget (UTC) is used up: {value:g} of {limit:g} {unit}"
-            return LimitError("tenant_budget_exceeded", "insufficient_quota", name, message, used.day_left_s)
-    return None
-
-
-def _caps(limits: TenantLimits, used: TenantUsage, body_bytes: int, *, is_new: bool) -> LimitError | None:
+def _caps(limits: TenantLimits, used: TenantUsage, body_bytes: int) -> LimitError | None:
     for name, code, what, value in (
         ("max_calls", "too_many_calls", "calls in flight", used.calls + 1),
         ("max_call_bytes", "too_many_call_bytes", "bytes of calls in flight", used.call_bytes + body_bytes),
-        ("max_programs", "too_many_programs", "programs", used.programs + is_new),
     ):
         limit = getattr(limits, name)
         if limit is not None and value > limit:

@@ -1,0 +1,119 @@
+"""The types of settings: which values each accepts, and how it is read from text and shown."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer
+
+from autellix_backend.settings.base import MIN_SECRET_CHARACTERS
+from autellix_backend.settings.secrets import HIDDEN, hidden_arguments, is_http_url, without_password
+
+MAX_PORT = 65535
+ANY_CLUSTER = "auto"
+MEMORY_URL = "memory://"
+REDIS_SCHEMES = ("redis", "rediss", "unix")
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A check of a text, whose error says what is expected."""
+
+    expected: str
+    holds: Callable[[str], bool]
+
+    def __call__(self, value: str) -> str:
+        """Return the text; raises a ValueError if it does not hold."""
+        if not self.holds(value):
+            raise ValueError(self.expected)
+        return value
+
+
+def check(expected: str, holds: Callable[[str], bool]) -> AfterValidator:
+    """Return a check of a text whose error says what is expected."""
+    return AfterValidator(Check(expected, holds))
+
+
+def one_of(names: Sequence[str]) -> AfterValidator:
+    """Return the check of an enumeration."""
+    return check(f"one of {', '.join(names)}", lambda value: value in names)
+
+
+def matching(pattern: str, expected: str) -> AfterValidator:
+    """Return the check of a whole text by a regular expression."""
+    return check(expected, lambda text: re.fullmatch(pattern, text) is not None)
+
+
+def _no_boolean(value: object) -> object:
+    if isinstance(value, bool):
+        raise ValueError("a number")
+    return value
+
+
+def _words(value: object) -> object:
+    try:
+        return tuple(shlex.split(value)) if isinstance(value, str) else value
+    except ValueError as error:
+        raise ValueError("a list of words, quoted as in a shell") from error
+
+
+def _numbers(value: object) -> object:
+    return tuple(value.replace(",", " ").split()) if isinstance(value, str) else value
+
+
+def shown_as(shown: Callable[[str], str]) -> PlainSerializer:
+    """Return how a value with a secret is shown."""
+    return PlainSerializer(lambda value: None if value is None else shown(value), when_used="json")
+
+
+NUMBER = BeforeValidator(_no_boolean)
+WORDS = BeforeValidator(_words)
+
+PositiveInt = Annotated[int, Field(gt=0), NUMBER]
+PositiveFloat = Annotated[float, Field(gt=0), NUMBER]
+FiniteFloat = Annotated[float, Field(gt=0, allow_inf_nan=False), NUMBER]
+NonNegativeInt = Annotated[int, Field(ge=0), NUMBER]
+NonNegativeFloat = Annotated[float, Field(ge=0), NUMBER]
+Port = Annotated[int, Field(ge=0, le=MAX_PORT), NUMBER]
+Bounds = Annotated[tuple[float, ...], BeforeValidator(_numbers)]
+Folder = Annotated[Path, AfterValidator(Path.expanduser)]
+Host = Annotated[str, Field(min_length=1)]
+HttpUrl = Annotated[str, check("an http:// or https:// address", is_http_url), shown_as(without_password)]
+HttpUrls = Annotated[tuple[HttpUrl, ...], WORDS]
+Names = Annotated[tuple[str, ...], WORDS]
+HostNames = Annotated[
+    tuple[Annotated[str, matching(r"[a-z0-9._:-]+", "a name in lower case, without a port")], ...], WORDS
+]
+Origins = Annotated[
+    tuple[
+        Annotated[
+            str,
+            matching(r"[a-z][a-z0-9+.-]*://[^/*\s]+", "an origin as browsers send it, scheme://host[:port]"),
+        ],
+        ...,
+    ],
+    WORDS,
+]
+Arguments = Annotated[
+    tuple[str, ...], WORDS, PlainSerializer(lambda words: hidden_arguments(words), when_used="json")
+]
+Secret = Annotated[str, Field(min_length=MIN_SECRET_CHARACTERS), shown_as(lambda _: HIDDEN)]
+ApiKey = Annotated[str, matching(r"[ -~]+", "printable ASCII characters"), shown_as(lambda _: HIDDEN)]
+RayAddress = Annotated[
+    str, matching(rf"{ANY_CLUSTER}|[^/\s]+:\d+", f"{ANY_CLUSTER}, or HOST:PORT of the cluster's head")
+]
+StoreUrl = Annotated[
+    str,
+    check(
+        "memory://, redis://…, rediss://… or unix://…",
+        lambda url: url == MEMORY_URL or urlsplit(url).scheme in REDIS_SCHEMES,
+    ),
+    shown_as(without_password),
+]
+KeyPrefix = Annotated[str, matching(r"[A-Za-z0-9_.:-]{1,64}", "1 to 64 letters, digits, or any of _.:-")]
