@@ -347,10 +347,10 @@ def _client() -> aiohttp.ClientSession:
     return aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(CALL_LIMIT_S))
 
 
-def _serve_fake(socket_path: Path, token_delay_s: float, report: Connection) -> None:
+def _serve_fake(address: str, token_delay_s: float, report: Connection) -> None:
     async def run() -> None:
         behaviour = FakeBehaviour(output_tokens=LONG_TOKENS, token_delay_s=token_delay_s)
-        engine = FakeEngine(behaviour, name="fake", report_address=f"ipc://{socket_path}")
+        engine = FakeEngine(behaviour, name="fake", report_address=address)
         await engine.start()
         report.send(engine.base_url)
         await asyncio.Event().wait()
@@ -366,11 +366,12 @@ async def fake_engine(
     """Start a fake engine in a process of its own; yield it and its model."""
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
-    path = folder / "accounts.sock"
-    process = context.Process(target=_serve_fake, args=(path, token_delay_s, sender))
+    address = f"ipc://{folder / 'reports.sock'}"
+    process = context.Process(target=_serve_fake, args=(address, token_delay_s, sender))
     process.start()
     try:
-        yield proxies.RunningEngine("fake", await asyncio.to_thread(receiver.recv), path), "fake"
+        url = await asyncio.to_thread(receiver.recv)
+        yield proxies.RunningEngine("fake", url, (address,)), "fake"
     finally:
         process.terminate()
         await asyncio.to_thread(process.join)

@@ -130,7 +130,7 @@ async def soak(load: Load, idle_s: float, folder: Path) -> Report:
     ledger = Ledger()
     started_s = time.monotonic()
     with _process(_serve_engine, folder / "accounts.sock") as engine_end:
-        engine = RunningEngine("fake", await _receive(engine_end), folder / "accounts.sock")
+        engine = RunningEngine("fake", await _receive(engine_end), (f"ipc://{folder / 'accounts.sock'}",))
         with _process(soak_gateway.serve, engine, settings) as gateway_end:
             url = f"http://127.0.0.1:{await _receive(gateway_end)}"
             before = await _ask(gateway_end, url)
