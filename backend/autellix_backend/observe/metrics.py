@@ -7,13 +7,10 @@ Labels take values from bounded sets only, so the number of series is bounded.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from functools import _lru_cache_wrapper, cache
 from importlib.metadata import version
-from typing import Any
 
 from prometheus_client import Counter, Info, ProcessCollector, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
-from prometheus_client.metrics import MetricWrapperBase
 
 from autellix_backend.observe.bounded_labels import OTHER, LearnedLabels
 from autellix_backend.observe.metric_factory import MetricFactory
@@ -34,75 +31,58 @@ class CallMetrics:
     """Counts settled calls."""
 
     def __init__(self, make: MetricFactory) -> None:
-        # A lookup of labels costs more than counting, so the series are cached.
-        self._series: list[_lru_cache_wrapper[Any]] = []
         self._models = LearnedLabels(MAX_MODELS)
-
-        def counter(name: str, text: str, *labels: str) -> Callable[..., Any]:
-            return self._cached(make.counter(name, text, *labels))
-
-        def latency(name: str, text: str, *labels: str, **buckets: tuple[float, ...]) -> Callable[..., Any]:
-            return self._cached(make.latency(name, text, *labels, **buckets))
-
-        self._calls = counter("calls", "Settled calls.", "outcome", "source", "engine", "model")
-        self._duration_s = latency(
+        self._calls = make.counter("calls", "Settled calls.", "outcome", "source", "engine", "model")
+        self._duration_s = make.latency(
             "call_duration_seconds", "Arrival of a call to settlement.", "engine", "model"
         )
-        self._total_wait_s = counter("wait_seconds", "Waiting, by the engines' reports.", "engine", "reason")
-        self._service_s = counter("service_seconds", "Service, by the engines' reports.", "engine")
-        self._preemptions = counter("preemptions", "Preemptions in engines.", "engine")
-        self._tenant_calls = counter("tenant_calls", "Settled calls by tenant.", "tenant", "outcome")
-        self._tenant_service_s = counter("tenant_service_seconds", "Service by tenant.", "tenant")
-        self._wait_s = latency(
+        self._total_wait_s = make.counter(
+            "wait_seconds", "Waiting, by the engines' reports.", "engine", "reason"
+        )
+        self._service_s = make.counter("service_seconds", "Service, by the engines' reports.", "engine")
+        self._preemptions = make.counter("preemptions", "Preemptions in engines.", "engine")
+        self._tenant_calls = make.counter("tenant_calls", "Settled calls by tenant.", "tenant", "outcome")
+        self._tenant_service_s = make.counter("tenant_service_seconds", "Service by tenant.", "tenant")
+        self._wait_s = make.latency(
             "engine_wait_seconds", "Waiting of a call in its engine's queues, by its last level.", "level"
         )
-        self._first_token_s = latency(
+        self._first_token_s = make.latency(
             "time_to_first_token_seconds", "Arrival of a streamed call to its first bytes.", "engine", "model"
         )
-        self._output_token_s = latency(
+        self._output_token_s = make.latency(
             "time_per_output_token_seconds",
             "Time between the output tokens of a streamed call, after the first.",
             "engine",
             "model",
             buckets=TOKEN_BUCKETS_S,
         )
-        self._tokens = counter("tokens", "Prompt, cached and output tokens.", "engine", "model", "kind")
-        self._moves = counter("level_changes", "Demotions and promotions of calls.", "engine", "kind")
-
-    def _cached(self, metric: MetricWrapperBase) -> Callable[..., Any]:
-        series = cache(metric.labels)
-        self._series.append(series)
-        return series
-
-    def forget(self) -> None:
-        """Clear the cache of series, because some were removed."""
-        for series in self._series:
-            series.cache_clear()
+        self._tokens = make.counter("tokens", "Prompt, cached and output tokens.", "engine", "model", "kind")
+        self._moves = make.counter("level_changes", "Demotions and promotions of calls.", "engine", "kind")
 
     def take(self, call: SettledCall) -> None:
         """Count a call."""
         engine, receipt, usage = call.engine, call.receipt, call.engine_usage
         model = self._models.of(call.model, is_known=call.outcome is Outcome.OK)
-        self._calls(call.outcome, call.identity_source, engine, model).inc()
-        self._duration_s(engine, model).observe(call.duration_s)
-        self._service_s(engine).inc(receipt.service_s)
-        self._total_wait_s(engine, "inactive").inc(receipt.inactive_s)
-        self._total_wait_s(engine, "slot").inc(max(0.0, receipt.wait_s - receipt.inactive_s))
-        _add(self._preemptions(engine), receipt.preemptions)
+        self._calls.labels(call.outcome, call.identity_source, engine, model).inc()
+        self._duration_s.labels(engine, model).observe(call.duration_s)
+        self._service_s.labels(engine).inc(receipt.service_s)
+        self._total_wait_s.labels(engine, "inactive").inc(receipt.inactive_s)
+        self._total_wait_s.labels(engine, "slot").inc(max(0.0, receipt.wait_s - receipt.inactive_s))
+        _add(self._preemptions.labels(engine), receipt.preemptions)
         if call.tenant:
-            self._tenant_calls(call.tenant, call.outcome).inc()
-            self._tenant_service_s(call.tenant).inc(receipt.service_s)
+            self._tenant_calls.labels(call.tenant, call.outcome).inc()
+            self._tenant_service_s.labels(call.tenant).inc(receipt.service_s)
         if receipt.level is not None:
-            self._wait_s(str(receipt.level)).observe(receipt.wait_s)
+            self._wait_s.labels(str(receipt.level)).observe(receipt.wait_s)
         if call.first_token_s is not None and call.outcome is Outcome.OK:
-            self._first_token_s(engine, model).observe(call.first_token_s)
+            self._first_token_s.labels(engine, model).observe(call.first_token_s)
         if (output_token_s := call.output_token_s) is not None:
-            self._output_token_s(engine, model).observe(output_token_s)
-        _add(self._tokens(engine, model, "prompt"), usage.prompt_tokens if usage else 0)
-        _add(self._tokens(engine, model, "cached"), usage.cached_tokens if usage else 0)
-        _add(self._tokens(engine, model, "output"), usage.output_tokens if usage else 0)
-        _add(self._moves(engine, "demotion"), receipt.demotions)
-        _add(self._moves(engine, "promotion"), receipt.promotions)
+            self._output_token_s.labels(engine, model).observe(output_token_s)
+        _add(self._tokens.labels(engine, model, "prompt"), usage.prompt_tokens if usage else 0)
+        _add(self._tokens.labels(engine, model, "cached"), usage.cached_tokens if usage else 0)
+        _add(self._tokens.labels(engine, model, "output"), usage.output_tokens if usage else 0)
+        _add(self._moves.labels(engine, "demotion"), receipt.demotions)
+        _add(self._moves.labels(engine, "promotion"), receipt.promotions)
 
 
 def _add(counter: Counter, amount: int | None) -> None:
@@ -317,7 +297,6 @@ class GatewayMetrics:
     def forget_engine(self, engine: str) -> None:
         """Remove the series of an engine that has left."""
         self.offload.forget(engine)
-        self.calls.forget()
         self._make.forget_engine(engine)
 
     def follow_store(self, failure: Callable[[], str | None]) -> None:
