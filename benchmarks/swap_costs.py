@@ -11,7 +11,7 @@ with nothing beside them, and resume by a load or by a recompute, in turn; there
 cache. The wall time is taken from the moment when the call may resume to its next token. The cost of a
 block's transfer is fitted to the engine's own counters: seconds of the copies over jobs and blocks.
 
-Writes JSON for `swap_study.py --costs`. Needs an idle machine.
+Writes JSON for `study.py swap --costs`. Needs an idle machine.
 """
 
 from __future__ import annotations

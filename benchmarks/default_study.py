@@ -1,16 +1,19 @@
-"""Simulates the default scheduler beside others on recorded programs.
+"""Simulates the default scheduler beside others on recorded programs, and judges its two tuned constants.
 
-    boost_study.py table DATA --page docs/results/default.md    families and held-out sources, over loads,
-                                                                KV memory and shared prefixes
-    boost_study.py gaps DATA --page docs/results/gaps.md        with times of tools and people between calls
-    boost_study.py offline DATA --page docs/results/offline.md  all programs at time zero
-
-A page gets the tables that decide something; without `--page` all tables are printed.
+    default_study.py table DATA --page docs/results/default.md      families and held-out sources, over loads,
+                                                                    KV memory and shared prefixes
+    default_study.py constants DATA --page docs/results/default.md  each family left out in turn
+    default_study.py gaps DATA --page docs/results/gaps.md          times of tools and people between calls
+    default_study.py offline DATA --page docs/results/offline.md    all programs at time zero
 
 DATA/public has the traces. Runs go to a file, one line each; runs that it has are not made again, so that an
 interrupted study goes on, and a page can be written again. Each figure is the mean over seeds of the ratio to
 `fcfs` with the same programs and arrivals. The constants of `boost` were chosen on seeds 0 to 4 of the
 families and on nothing else, so seeds 5 to 9 and the held-out sources judge them.
+
+`constants`: the strength (as a share of the mean response time) and the weight of an output token are chosen
+on four families with seeds 0 to 2, by the least score, and judged on the fifth with seeds 5 to 7. The score
+is the geometric mean of the ratios of token latency and of mean, p95 and p99 of program latency.
 """
 
 from __future__ import annotations
@@ -24,7 +27,9 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
+from statistics import fmean
 
+from autellix_backend.core import boost
 from autellix_backend.core.config import SchedulerConfig
 from autellix_lab.sim.experiment import BURST_PROGRAMS, COMPARED
 from autellix_lab.sim.markdown import markdown_table, write_part
@@ -97,8 +102,7 @@ class Study:
     """Runs, and the tables that are made of them."""
 
     blocks: Sequence[Block]
-    tables: Callable[[RunFile, bool], Sequence[str]]
-    """Return the lines of all tables, or only of those for a page."""
+    tables: Callable[[RunFile], Sequence[str]]
 
 
 CENTRE = (*cells_of(ALL, (1.3,), (1.0,)), *cells_of(("tools",), (1.3,), (0.5, 0.25)))
@@ -129,7 +133,7 @@ UNSEEN = (
 )
 """Sources on which no constant was chosen."""
 BURSTS = cells_of(("tools", "mixed", "chat", "coding", "tree"), (1.3,), (1.0,), arrivals="burst_idle")
-"""The load returns to idle."""
+"""Trees and coding sessions are fewer than a burst, so their rows are those of one Poisson burst."""
 WITH_GAPS = (
     *cells_of(("coding",), (1.3,), (0.25,), gaps=PROPORTIONAL),
     *cells_of(tuple(DRAWN_GAPS), (1.3,), (0.25, 1.0), gaps=DRAWN),
@@ -143,42 +147,10 @@ BATCHES = cells_of(ALL, (1.0,), KV_SHARES, arrivals="at_once")
 UNSEEN_BATCHES = cells_of(HELD_OUT, (1.0,), (0.25, 1.0), arrivals="at_once")
 
 
-def table_study() -> Study:
-    """Return the study of the default."""
-    blocks = [
-        Block(cells=CENTRE, cases=(BASE, KNOWN, *OTHERS), seeds=FEW),
-        Block(cells=CENTRE, cases=(BASE, DEFAULT), seeds=TEN),
-        Block(cells=UNSEEN[:LEAST_UNSEEN], cases=(BASE, DEFAULT), seeds=UNTUNED),
-        Block(cells=BURSTS, cases=(BASE, DEFAULT), seeds=FEW),
-        Block(cells=BY_LOAD[:LEAST_CELLS], cases=(BASE, DEFAULT), seeds=TEN),
-        Block(cells=UNSEEN, cases=(BASE, DEFAULT), seeds=UNTUNED),
-        Block(cells=PRIVATE, cases=(BASE, DEFAULT), seeds=UNTUNED),
-        Block(cells=BY_LOAD, cases=(BASE, DEFAULT), seeds=TEN),
-    ]
-    return Study(blocks, default_tables)
-
-
-def gaps_study() -> Study:
-    """Return the study of the times between calls."""
-    return Study([Block(cells=WITH_GAPS, cases=(BASE, *GAPS), seeds=FEW)], gap_tables)
-
-
-def offline_study() -> Study:
-    """Return the study of batches."""
-    blocks = [
-        Block(cells=BATCHES, cases=(BASE, *OFFLINE), seeds=UNTUNED),
-        Block(cells=UNSEEN_BATCHES, cases=(BASE, *OFFLINE), seeds=FEW),
-    ]
-    return Study(blocks, offline_tables)
-
-
-STUDIES = {"table": table_study, "gaps": gaps_study, "offline": offline_study}
-
-
 # Tables.
 
 
-def default_tables(runs: RunFile, for_page: bool) -> list[str]:
+def default_tables(runs: RunFile) -> list[str]:
     """Return the tables of the default, the cells that it loses first."""
     found = [cell for cell in (*BY_LOAD, *PRIVATE, *UNSEEN) if runs.ratios(cell, DEFAULT)]
     lost = [cell for cell in found if max(_means(runs, cell, DEFAULT)) > LOST]
@@ -188,8 +160,7 @@ def default_tables(runs: RunFile, for_page: bool) -> list[str]:
     untuned = f"{len(lost_untuned)} with only seeds 5 to 9, which were not used to choose constants"
     lines += [f"{counted}, and {untuned}:", ""]
     header = ("programs", "memory", "load", "seeds", "token latency", "mean", "p95", "p99", "seeds 5 to 9")
-    shown = [cell for cell in found if cell in lost or (cell in lost_untuned and not for_page)]
-    shown.sort(key=lambda cell: -max(_means(runs, cell, DEFAULT)))
+    lost.sort(key=lambda cell: -max(_means(runs, cell, DEFAULT)))
     rows = [
         (
             cell.workload,
@@ -199,22 +170,17 @@ def default_tables(runs: RunFile, for_page: bool) -> list[str]:
             *map(_interval, runs.ratios(cell, DEFAULT)),
             _figures(runs, cell, DEFAULT, UNTUNED),
         )
-        for cell in shown
+        for cell in lost
     ]
     lines += [*markdown_table(header, _merged(rows)), ""]
-    bursts = (
-        f"Poisson arrivals in bursts of {BURST_PROGRAMS} programs, each after the end of the last "
-        "(trees and coding sessions are fewer, so these rows are those of one Poisson burst):"
-    )
-    for title, text, cells, is_on_page in (
-        ("## By load", "", BY_LOAD, True),
-        ("", "Programs with equal system prefixes that share none of them:", PRIVATE, False),
-        ("## Held-out sources", "", UNSEEN, True),
-        ("## Bursts that return to idle", bursts, BURSTS, False),
+    for title, cells in (
+        ("## By load", BY_LOAD),
+        ("## Equal system prefixes that none share", PRIVATE),
+        ("## Held-out sources", UNSEEN),
+        (f"## Bursts of {BURST_PROGRAMS} programs that return to idle", BURSTS),
     ):
-        if (is_on_page or not for_page) and any(runs.seeds(cell, DEFAULT) for cell in cells):
-            lines += [*(part for line in (title, text) if line for part in (line, ""))]
-            lines += [*_load_table(runs, cells), ""]
+        if any(runs.seeds(cell, DEFAULT) for cell in cells):
+            lines += [title, "", *_load_table(runs, cells), ""]
     lines += ["## Comparison with other schedulers", ""]
     lines += [
         f"Load 1.3, {len(FEW)} seeds in all columns (the number of seeds is given where there are fewer):",
@@ -224,7 +190,7 @@ def default_tables(runs: RunFile, for_page: bool) -> list[str]:
     return lines
 
 
-def gap_tables(runs: RunFile, _for_page: bool) -> list[str]:
+def gap_tables(runs: RunFile) -> list[str]:
     """Return one table for each load."""
     lines: list[str] = []
     for load in (0.8, 1.3):
@@ -235,22 +201,23 @@ def gap_tables(runs: RunFile, _for_page: bool) -> list[str]:
     return lines
 
 
-def offline_tables(runs: RunFile, for_page: bool) -> list[str]:
+def offline_tables(runs: RunFile) -> list[str]:
     """Return the makespans, then mean and tail."""
-    cells = [cell for cell in (*BATCHES, *UNSEEN_BATCHES) if runs.ratios(cell, DEFAULT)]
+    metrics = {
+        "Makespan": "makespan_s",
+        "Program latency, mean": "latency_s.mean",
+        "Program latency, p95": "latency_s.p95",
+    }
     lines = []
-    metrics = (
-        ("makespan_s", "Makespan"),
-        ("latency_s.mean", "Program latency, mean"),
-        ("latency_s.p95", "Program latency, p95"),
-    )
-    for metric, title in metrics[:1] if for_page else metrics:
+    for title, metric in metrics.items():
         rows = []
-        for cell in cells:
+        for cell in (*BATCHES, *UNSEEN_BATCHES):
+            if not runs.ratios(cell, DEFAULT):
+                continue
             ratios = [runs.ratios(cell, case, (metric,)) for case in OFFLINE]
-            base = [runs.runs[cell, BASE, seed].metrics[metric] for seed in runs.seeds(cell, DEFAULT)]
+            base = fmean(runs.runs[cell, BASE, seed].metrics[metric] for seed in runs.seeds(cell, DEFAULT))
             shown = [_interval(found[0]) if found else "" for found in ratios]
-            rows.append((cell.workload, cell.memory, f"{sum(base) / len(base):.0f} s", *shown))
+            rows.append((cell.workload, cell.memory, f"{base:.0f} s", *shown))
         header = ("programs", "memory", BASE, *OFFLINE)
         lines += [f"## {title}", "", *markdown_table(header, _merged(rows)), ""]
     return lines
@@ -321,12 +288,87 @@ def _interval(interval: Interval) -> str:
     return f"**{shown}**" if interval.mean > LOST else shown
 
 
+# Constants.
+
+Constants = tuple[float, float]
+"""Strength and weight."""
+OURS: Constants = (SchedulerConfig().boost, boost.OUTPUT_WEIGHT)
+GRID: tuple[Constants, ...] = (OURS, (0.35, 32.0), (1.4, 32.0), (0.7, 8.0), (0.7, 128.0))
+CHOOSING = range(3)
+JUDGED = cells_of(ALL, (1.3,))
+
+
+def case_of(constants: Constants) -> str:
+    """Return the name of these constants."""
+    return "{:g} R, {:g}".format(*constants)
+
+
+def log_score(runs: RunFile, workloads: Iterable[str], constants: Constants, seeds: Iterable[int]) -> float:
+    """Return the logarithm of the score."""
+    cells = [cell for cell in JUDGED if cell.workload in workloads]
+    case = case_of(constants)
+    return fmean(math.log(ratio) for cell in cells for ratio in _means(runs, cell, case, seeds))
+
+
+def constants_tables(runs: RunFile) -> list[str]:
+    """Return one line for each family that was left out."""
+    rows = []
+    for left_out in ALL:
+        others = [name for name in ALL if name != left_out]
+        chosen = min(GRID, key=lambda item: log_score(runs, others, item, CHOOSING))
+        best = min(GRID, key=lambda item: log_score(runs, (left_out,), item, FEW))
+        score, least, ours = (
+            math.exp(log_score(runs, (left_out,), item, FEW)) for item in (chosen, best, OURS)
+        )
+        losses = f"{score / least - 1:+.1%}", f"{score / ours - 1:+.1%}"
+        shown = f"{score:.3f}", f"{case_of(best)}: {least:.3f}", losses[0], f"{ours:.3f}", losses[1]
+        rows.append((left_out, case_of(chosen), *shown))
+    header = ("left out", "chosen by the others", "score", "best", "loss", "ours", "loss against ours")
+    return markdown_table(header, rows)
+
+
+STUDIES = {
+    "table": Study(
+        [
+            Block(cells=CENTRE, cases=(BASE, KNOWN, *OTHERS), seeds=FEW),
+            Block(cells=CENTRE, cases=(BASE, DEFAULT), seeds=TEN),
+            Block(cells=UNSEEN[:LEAST_UNSEEN], cases=(BASE, DEFAULT), seeds=UNTUNED),
+            Block(cells=BURSTS, cases=(BASE, DEFAULT), seeds=FEW),
+            Block(cells=BY_LOAD[:LEAST_CELLS], cases=(BASE, DEFAULT), seeds=TEN),
+            Block(cells=UNSEEN, cases=(BASE, DEFAULT), seeds=UNTUNED),
+            Block(cells=PRIVATE, cases=(BASE, DEFAULT), seeds=UNTUNED),
+            Block(cells=BY_LOAD, cases=(BASE, DEFAULT), seeds=TEN),
+        ],
+        default_tables,
+    ),
+    "constants": Study(
+        [Block(cells=JUDGED, cases=(BASE, case_of(item)), seeds=(*CHOOSING, *FEW)) for item in GRID],
+        constants_tables,
+    ),
+    "gaps": Study([Block(cells=WITH_GAPS, cases=(BASE, *GAPS), seeds=FEW)], gap_tables),
+    "offline": Study(
+        [
+            Block(cells=BATCHES, cases=(BASE, *OFFLINE), seeds=UNTUNED),
+            Block(cells=UNSEEN_BATCHES, cases=(BASE, *OFFLINE), seeds=FEW),
+        ],
+        offline_tables,
+    ),
+}
+
+
 # Runs.
 
 
 def settings_of(cell: Cell, case: str) -> SimSettings:
-    """Return a case's settings on the engine of a workload."""
-    settings = CASES[case]
+    """Return a case's settings on the engine of a workload; a strength and a weight are a case too."""
+    if case in CASES:
+        settings = CASES[case]
+    else:
+        strength, weight = case.split(" R, ")
+        # A constant of the module, not a setting: hence these runs are made in this process alone.
+        boost.OUTPUT_WEIGHT = float(weight)
+        scheduler = SchedulerConfig(policy="boost", boost=float(strength))
+        settings = SimSettings(model=PRESET, scheduler=scheduler)
     slots = FEW_SLOTS.get(cell.workload, SLOTS)
     return replace(settings, model=replace(settings.model, max_num_seqs=slots))
 
@@ -357,26 +399,27 @@ def main() -> None:
     parser.add_argument("data", type=Path, help="folder whose public/ has the traces")
     parser.add_argument("--page", type=Path, help="page whose tables are replaced; default: they are printed")
     parser.add_argument("--out", type=Path, default=Path("study-results"), help="folder of the runs")
-    parser.add_argument("--cases", type=lambda text: text.split(","), help="only these schedulers and fcfs")
-    parser.add_argument("--only-page", action="store_true", help="make no run")
     parser.add_argument("--seconds", type=float, default=math.inf, help="make no further run after this time")
     parser.add_argument("--scale", type=float, default=1.0, help="factor on the programs of a run")
     parser.add_argument("--workers", type=int, default=1)
     arguments = parser.parse_args()
-    study = STUDIES[arguments.study]()
+    study = STUDIES[arguments.study]
     scaled = "" if arguments.scale == 1 else f"-x{arguments.scale:g}"
     runs = RunFile(arguments.out / f"boost-{arguments.study}{scaled}.jsonl")
-    blocks = [] if arguments.only_page else _chosen(study.blocks, arguments.cases)
-    total = sum(len(block.cells) * len(block.cases) * len(block.seeds) for block in blocks)
-    pools = pool_of(arguments.data, arguments.scale)
-    found = run_blocks(blocks, runs, pool_of=pools, settings_of=settings_of, workers=arguments.workers)
+    found = run_blocks(
+        study.blocks,
+        runs,
+        pool_of=pool_of(arguments.data, arguments.scale),
+        settings_of=settings_of,
+        workers=1 if arguments.study == "constants" else arguments.workers,
+    )
     started_s = time.monotonic()
     for number, run in enumerate(found, 1):
         if number % 50 == 0:
-            sys.stderr.write(f"{number} runs made, at most {total} wanted; {run.cell}\n")
+            sys.stderr.write(f"{number} runs made; {run.cell}\n")
         if time.monotonic() - started_s > arguments.seconds:
             sys.exit("not all runs are made: the same command goes on")
-    lines = [made_with(arguments, runs), "", *study.tables(runs, arguments.page is not None)]
+    lines = [made_with(arguments, runs), "", *study.tables(runs)]
     if arguments.page is None:
         print("\n".join(lines))
     else:
@@ -385,18 +428,9 @@ def main() -> None:
 
 def made_with(arguments: argparse.Namespace, runs: RunFile) -> str:
     """Return what made the tables."""
-    codes = ", ".join(runs.codes((DEFAULT,)))
-    command = f"benchmarks/boost_study.py {arguments.study} DATA"
+    codes = ", ".join(runs.codes((DEFAULT, *map(case_of, GRID))))
+    command = f"benchmarks/default_study.py {arguments.study} DATA"
     return f"Made by `{command}` on {datetime.now(UTC):%Y-%m-%d}; `boost` as of commit {codes}."
-
-
-def _chosen(blocks: Iterable[Block], cases: Sequence[str] | None) -> list[Block]:
-    if cases is None:
-        return list(blocks)
-    chosen = [
-        replace(block, cases=[case for case in block.cases if case in (BASE, *cases)]) for block in blocks
-    ]
-    return [block for block in chosen if set(cases) & set(block.cases)]
 
 
 if __name__ == "__main__":
