@@ -73,7 +73,6 @@ program_idle_s = 60.0
 urls = ["http://red:{password}@127.0.0.1:{port}"]
 kind = "vllm"
 extra_args = ["--api-key", "{engine_key}"]
-state_dir = "{folder}"
 """
 TENANTS = """
 [[tenant]]
@@ -146,7 +145,8 @@ class Gateway:
         self._log = folder / "gateway.log"
         command = [sys.executable, "-m", "autellix_backend.cli.main", "serve", "--config", "autellix.toml"]
         with self._log.open("ab") as log:
-            self._process = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log)
+            environment = {**os.environ, "AUTELLIX_CACHE_DIR": str(folder)}
+            self._process = subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log)
         self.url = self._await_ready()
 
     def _await_ready(self) -> str:
