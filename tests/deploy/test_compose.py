@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 from tests.deploy.chart import CHART, DEPLOY, container, render, variables
-from tests.deploy.drill.from_compose import MissingVariableError, read_compose
-from tests.deploy.drill.from_units import environment_file
+from tests.deploy.compose import MissingVariableError, environment_file, read_compose
 
 from autellix_backend.engines.factory import make_remote
 from autellix_backend.settings import load_settings, report_secret

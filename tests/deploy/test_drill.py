@@ -1,17 +1,13 @@
-"""The chart drill: what its renderers make of chart, compose file and units, and a small one for real."""
+"""The chart drill: what its renderer makes of the chart."""
 
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
-from tests.deploy.drill.contract import differences, merged, shape
-from tests.deploy.drill.costs import described, processor_seconds
-from tests.deploy.drill.from_units import environment_file, words
 from tests.deploy.drill.pods import Part, expand, of_part
-from tests.deploy.drill.shipped import WAYS, Size
+from tests.deploy.drill.shipped import Size, by_chart
 
 from autellix_backend.engines.vllm_command import EXECUTOR_ARGUMENT, IN_PROCESS_EXECUTOR
 
@@ -23,11 +19,11 @@ def size(tmp_path: Path) -> Size:
     return Size(engines=3, gateways=2, policy="plas", model=tmp_path / "model")
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_every_way_makes_the_same_parts(way: str, size: Size, tmp_path: Path, redis_program: str) -> None:
+@pytest.mark.usefixtures("redis_program")
+def test_the_chart_makes_all_parts(size: Size, tmp_path: Path) -> None:
     """With one secret, one policy, and addresses that lead to the engines."""
     pytest.importorskip("helm_python", reason="Helm is not installed: `helm-python-sdk`")
-    _, pods = WAYS[way](size, tmp_path)
+    _, pods = by_chart(size, tmp_path)
     engines, gateways = of_part(pods, Part.ENGINE), of_part(pods, Part.GATEWAY)
     assert (len(engines), len(gateways), len(of_part(pods, Part.REDIS))) == (3, 2, 1)
     secrets = {pod.main.environment[SECRET] for pod in (*engines, *gateways)}
@@ -58,7 +54,7 @@ def test_every_way_makes_the_same_parts(way: str, size: Size, tmp_path: Path, re
 
 def test_an_engine_finds_our_packages_only_where_the_chart_puts_them(size: Size, tmp_path: Path) -> None:
     pytest.importorskip("helm_python", reason="Helm is not installed: `helm-python-sdk`")
-    _, pods = WAYS["chart"](size, tmp_path)
+    _, pods = by_chart(size, tmp_path)
     engine = of_part(pods, Part.ENGINE)[0]
     [first] = engine.first
     assert first.command == ("cp", "-r", "/opt/autellix/plugin/.", "/plugin")
@@ -66,33 +62,5 @@ def test_an_engine_finds_our_packages_only_where_the_chart_puts_them(size: Size,
     assert {mount.volume for mount in first.mounts} <= {mount.volume for mount in engine.main.mounts}
 
 
-def test_processor_time_is_counted_by_part(tmp_path: Path) -> None:
-    stat = "1 (a) b) S 0 0 0 0 0 0 0 0 0 0 {own} 0 {children} 0 20"
-    tick = os.sysconf("SC_CLK_TCK")
-    programs = ("VLLM::EngineCore", "python\0-m\0tests.deploy.drill.main\0--folder\0/autellix")
-    for number, program in enumerate(programs):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        (folder / "cmdline").write_text(program)
-        (folder / "stat").write_text(stat.format(own=2 * tick, children=number * tick))
-    found = processor_seconds(tmp_path)
-    assert found == {"engine cores": 2.0, "the drill": 3.0}
-    assert described({}, found) == "the drill 3.0 s, engine cores 2.0 s"
-
-
 def test_variables_are_put_in_as_kubernetes_does() -> None:
     assert expand("a$(ONE)-$(TWO)-$$(ONE)", {"ONE": "1"}) == "a1-$(TWO)-$(ONE)"
-
-
-def test_variables_are_put_in_as_systemd_does() -> None:
-    variables = environment_file("A=x y\n# B=none\nC='{\"d\": 1}'\n")
-    assert variables == {"A": "x y", "C": '{"d": 1}'}
-    assert words("run ${A} $A ${C} ${GONE}", variables) == ["run", "x y", "x", "y", '{"d": 1}', ""]
-
-
-def test_answers_are_compared_by_their_form() -> None:
-    one = shape({"a": 1, "b": [{"c": None}, {"c": "text"}], "d": True})
-    assert differences(one, shape({"a": 2.5, "b": [{"c": "other"}], "d": False})) == []
-    found = differences(one, shape({"a": "1", "b": [{"c": "x", "e": 1}]}))
-    assert found == [".d is in one alone", ".a: number and str", ".b[].e is in one alone"]
-    assert merged([None, "NoneType", "number"]) == "number"

@@ -29,12 +29,12 @@ def _may_play_engines(can_make_namespaces: None) -> None:
 
 @pytest.mark.usefixtures("_may_play_engines", "redis_program")
 def test_the_chart_is_played(tmp_path: Path) -> None:
-    """Receipts, `why`, `ps`, `engines` and `readyz` over the network, with two gateways and two engines."""
+    """Two gateways and two engines answer, and one of each is replaced without losing a call."""
     rows = tmp_path / "rows.json"
     command = [str(ROOT / "scripts" / "chart-drill"), "--engines", "2", "--json", str(rows)]
     with (tmp_path / "log").open("wb") as log:
         drill = subprocess.Popen(
-            [*command, "--scenes", "start", "contract", "commands"],
+            [*command, "--scenes", "start", "calls", "commands", "replace"],
             stdout=log,
             stderr=log,
             env={**os.environ, "TMPDIR": str(tmp_path)},

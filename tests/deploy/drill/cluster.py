@@ -26,7 +26,7 @@ class Cluster:
     def backend(self) -> Backend:
         """Its gateways, and how many engines they share."""
         gateways = [self.node.playing(pod.name) for pod in of_part(self.pods, Part.GATEWAY)]
-        return Backend(name="cluster", gateways=gateways, engines=len(of_part(self.pods, Part.ENGINE)))
+        return Backend(gateways=gateways, engines=len(of_part(self.pods, Part.ENGINE)))
 
     def start(self) -> None:
         """Play all pods, and return once they are ready."""
@@ -43,4 +43,4 @@ class Cluster:
 
     async def is_well(self, session: aiohttp.ClientSession) -> None:
         """Wait until all engines report to all gateways."""
-        await until("all is well", lambda: are_all_well(session, self.backend, "up"), START_S)
+        await until("all is well", lambda: are_all_well(session, self.backend), START_S)

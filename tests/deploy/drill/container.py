@@ -30,10 +30,6 @@ def lay_out(spec: dict[str, Any]) -> Path:
     mount("-t", "overlay", "overlay", "-o", f"lowerdir=/,upperdir={upper},workdir={inner}", str(root))
     for path in spec["passable"]:
         inside(root, path).chmod(0o711)
-    for path, target in spec["links"].items():
-        link = inside(root, path)
-        link.parent.mkdir(parents=True, exist_ok=True)
-        link.symlink_to(target)
     for path in spec["removed"]:
         target = inside(root, path)
         if not target.parent.resolve().is_relative_to(root.resolve()):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import aiohttp
 from tests.deploy.drill.cluster import START_S, Cluster
@@ -23,13 +23,6 @@ TOLERANCE = 0.05
 SETTLE_S = 20.0
 CLEAR = ("failed: in a stream: engine_unavailable", "failed: status 503: shutting_down")
 """Errors that a client understands: its stream was cut, or it should call another gateway."""
-
-
-class Scene(Protocol):
-    """Something that a cluster goes through."""
-
-    async def __call__(self, cluster: Cluster) -> None:
-        """Play it."""
 
 
 @asynccontextmanager
@@ -86,6 +79,20 @@ async def _check_service(cluster: Cluster, session: aiohttp.ClientSession, load:
     cluster.table.note(
         f"{name}: the table has the service of the receipts", holds, f"{low:.3f} to {high:.3f} of it"
     )
+
+
+async def make_calls(cluster: Cluster) -> None:
+    """Call through each gateway: receipts have the engines' own numbers, and all answers are equal."""
+    async with client() as session:
+        answers = [
+            await chat(session, gateway, f"calls-{number}", 8)
+            for gateway in cluster.backend.gateways
+            for number in range(2 * cluster.backend.engines)
+        ]
+    texts = {answer["choices"][0]["message"]["content"] for answer in answers}
+    cluster.table.note("answers are equal", len(texts) == 1, len(answers))
+    measured = [answer["autellix"]["estimated"] is False for answer in answers]
+    cluster.table.note("receipts have the engines' own numbers", all(measured), sum(measured))
 
 
 async def kill_engine(cluster: Cluster) -> None:

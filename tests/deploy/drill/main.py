@@ -1,8 +1,7 @@
-"""`scripts/chart-drill`: plays what we ship as processes, and puts the contract to it.
+"""`scripts/chart-drill`: plays the rendered chart as processes.
 
-First the backend on one machine answers, a gateway with engines of its own. Then the cluster has to answer
-alike, and to survive what clusters go through: each part is killed under load, pods are replaced, secrets are
-wrong or missing.
+All pods start and answer. Then the cluster has to survive what clusters go through: each part is killed under
+load, and pods are replaced.
 """
 
 from __future__ import annotations
@@ -14,34 +13,13 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tests.deploy.drill.cluster import START_S, Cluster
+from tests.deploy.drill.cluster import Cluster
 from tests.deploy.drill.node import Node
-from tests.deploy.drill.scenes import SCENES, Stage, play
-from tests.deploy.drill.shipped import SLOTS, WAYS, Size
+from tests.deploy.drill.scenes import SCENES, play
+from tests.deploy.drill.shipped import Size, by_chart
 from tests.deploy.drill.table import Table
-from tests.drills.processes import Server, Spec
-from tests.ports import free_port
 
-from autellix_lab.demo.model import DEMO_MODEL_NAME, build_demo_model
-
-
-def one_machine(size: Size, folder: Path) -> Server:
-    """Return a gateway with engines of its own, not yet started."""
-    port = free_port()
-    command = [sys.executable, "-m", "autellix_backend.cli.main", "serve", str(size.model)]
-    command += ["--served-model-name", DEMO_MODEL_NAME, "--replicas", str(size.engines)]
-    command += ["--max-num-seqs", str(SLOTS), "--policy", size.policy, "--port", str(port)]
-    return Server(
-        Spec(
-            name="one machine",
-            command=command,
-            port=port,
-            health_path="/readyz",
-            log=folder / "one-machine.log",
-            environment={"AUTELLIX_CACHE_DIR": str(folder / "one-machine")},
-            start_s=START_S,
-        )
-    )
+from autellix_lab.demo.model import build_demo_model
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -53,11 +31,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     folder.chmod(0o755)
     model = build_demo_model(options.model or folder / "model")
     size = Size(engines=options.engines, gateways=options.gateways, policy=options.policy, model=model)
-    images, pods = WAYS[options.way](size, folder)
+    images, pods = by_chart(size, folder)
     table = Table()
     with Node(folder, images) as node:
-        stage = Stage(Cluster(node, pods, table), one_machine(size, folder), options.policy)
-        play(stage, _from_input() if options.scenes == ["-"] else options.scenes)
+        play(Cluster(node, pods, table), _from_input() if options.scenes == ["-"] else options.scenes)
     print(table)  # noqa: T201 - its result
     if options.json:
         options.json.write_text(json.dumps(table.rows, indent=1))
@@ -72,7 +49,6 @@ def _from_input() -> Iterator[str]:
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/chart-drill", description=__doc__)
-    parser.add_argument("--way", choices=WAYS, default="chart", help="what is played")
     parser.add_argument("--engines", type=int, default=3)
     parser.add_argument("--gateways", type=int, default=2)
     parser.add_argument("--policy", default="boost")

@@ -18,7 +18,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -37,7 +37,6 @@ RESTART_S = 10.0
 STOP_S = 30.0
 HOSTS_BYTES = 16_384
 """The size of the file of names: constant, so that a reader never meets half of it."""
-UNITS_PATH = "/opt/autellix/bin"
 CONTAINER = Path(__file__).with_name("container.py")
 
 
@@ -152,13 +151,9 @@ class Node:
                 raise NodeError(f"{missing} not ready in time:\n{self.log(missing[0])[-3000:]}")
             time.sleep(LOOK_PERIOD_S)
 
-    def log(self, name: str, since: int = 0) -> str:
-        """Return what a pod's containers have printed, or of that what came after `log_size`."""
-        return self._log_path(name).read_bytes()[since:].decode(errors="replace")
-
-    def log_size(self, name: str) -> int:
-        """Return how much a pod's containers have printed (bytes); its name keeps its log."""
-        return self._log_path(name).stat().st_size
+    def log(self, name: str) -> str:
+        """Return what a pod's containers have printed."""
+        return self._log_path(name).read_bytes().decode(errors="replace")
 
     def kill(self, name: str) -> None:
         """Kill a container as `kill -9` of its first process does; the node starts it again."""
@@ -216,13 +211,10 @@ class Node:
         user = self._user(played.pod.main)
         words = ["nsenter", f"--target={first}", "--mount", "--net", "--pid", "--uts", "--root", "--wdns=/"]
         words += [] if user is None else [f"--setgid={user}", f"--setuid={user}"]
-        environment = self._environment(played.pod.main)
-        # An operator's shell knows where the guide for systemd has put the commands.
-        environment["PATH"] += f":{UNITS_PATH}"
         return subprocess.run(
             # `env` finds the command by the container's own path.
             [*words, "/usr/bin/env", *command],
-            env=environment,
+            env=self._environment(played.pod.main),
             capture_output=True,
             text=True,
             timeout=60,
@@ -273,7 +265,6 @@ class Node:
             "hosts": str(self._hosts),
             # Where the interpreter lives below the home of root.
             "passable": ["/root"],
-            "links": dict(image.links),
             "removed": list(image.removed),
             "homes": [image.home] if image.home != "/" else [],
             "mounts": mounts,
@@ -408,7 +399,7 @@ def _make_volume(folder: Path, volume: Volume) -> Path:
     if volume.source is not None:
         return Path(volume.source)
     folder.mkdir(parents=True)
-    folder.chmod(0o755 if volume.is_roots else 0o777)
+    folder.chmod(0o777)
     for name, content in volume.files.items():
         (folder / name).write_bytes(content)
     return folder
@@ -429,16 +420,3 @@ def _maps_all_users() -> bool:
     """Return whether this process may become any user: not in a user namespace with one."""
     [line] = Path("/proc/self/uid_map").read_text().splitlines()[:1]
     return int(line.split()[2]) > 65_535
-
-
-def until(condition: Callable[[], bool], what: str, timeout_s: float) -> None:
-    """Wait for a condition.
-
-    Raises:
-        NodeError: it has not come true in time.
-    """
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > deadline:
-            raise NodeError(f"{what}: not within {timeout_s:g} s")
-        time.sleep(LOOK_PERIOD_S)

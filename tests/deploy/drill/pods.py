@@ -1,7 +1,4 @@
-"""What a node plays, as plain data: pods with their containers, volumes and names.
-
-Three renderers make it: from the chart, the compose file and the systemd units.
-"""
+"""What a node plays, as plain data: pods with their containers, volumes and names."""
 
 from __future__ import annotations
 
@@ -29,8 +26,6 @@ class Volume:
     source: str | None = None
     """The machine's folder."""
     files: Mapping[str, bytes] = field(default_factory=dict)
-    is_roots: bool = False
-    """Whether nobody but root may write to it at first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,95 +1,50 @@
-"""The scenes of a drill by name, in their order, and the cluster that they share."""
+"""The scenes of a drill by name, in their order."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 
-from tests.deploy.drill import failures, secrets
-from tests.deploy.drill.cluster import START_S, Cluster
-from tests.deploy.drill.compare import compare
-from tests.deploy.drill.contract import Backend, Told, are_all_well, client, examine, until
-from tests.drills.processes import Server
+from tests.deploy.drill import failures
+from tests.deploy.drill.cluster import Cluster
+from tests.deploy.drill.contract import client
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
-class Stage:
-    """What the scenes share."""
-
-    cluster: Cluster
-    one_machine: Server
-    policy: str
-    reference: Told | None = None
-    """What the backend on one machine said."""
-
-
-def reference(stage: Stage) -> None:
-    """Start the backend on one machine, put the contract to it, and end it."""
-    begun_s = time.monotonic()
-    stage.one_machine.start()
-    logger.info("one machine: ready after %.0f s", time.monotonic() - begun_s)
-    try:
-        backend = Backend(
-            name="one machine", gateways=[stage.one_machine], engines=stage.cluster.backend.engines
-        )
-        stage.reference = asyncio.run(_examine(backend, "local"))
-        logger.info("one machine: %s", "; ".join(map(str, stage.reference.orders)))
-    finally:
-        stage.one_machine.stop()
-
-
-def start(stage: Stage) -> None:
+def start(cluster: Cluster) -> None:
     """Start all pods."""
-    begun_s = time.monotonic()
-    stage.cluster.start()
-    logger.info("all pods are ready after %.0f s", time.monotonic() - begun_s)
+    cluster.start()
 
 
-def contract(stage: Stage) -> None:
-    """Put the contract to the cluster, and compare."""
-    told = asyncio.run(_examine(stage.cluster.backend, "up"))
-    compare(stage.cluster.table, stage.reference, told, stage.policy)
-
-
-async def _examine(backend: Backend, expected: str) -> Told:
-    async with client() as session:
-        await until("all is well", lambda: are_all_well(session, backend, expected), START_S)
-    return await examine(backend, "order")
-
-
-def _failure(scene: failures.Scene) -> Callable[[Stage], None]:
+def _scene(play: Callable[[Cluster], Awaitable[None]]) -> Callable[[Cluster], None]:
     async def run(cluster: Cluster) -> None:
         async with client() as session:
             await cluster.is_well(session)
-        await scene(cluster)
+        await play(cluster)
 
-    return lambda stage: asyncio.run(run(stage.cluster))
+    return lambda cluster: asyncio.run(run(cluster))
 
 
-SCENES: Mapping[str, Callable[[Stage], None]] = {
-    "reference": reference,
+SCENES: Mapping[str, Callable[[Cluster], None]] = {
     "start": start,
-    "contract": contract,
-    "commands": _failure(failures.use_commands),
-    "gateway": _failure(failures.kill_gateway),
-    "redis": _failure(failures.kill_redis),
-    "engine": _failure(failures.kill_engine),
-    "replace": _failure(failures.replace_pods),
-    "secrets": _failure(secrets.change_secrets),
+    "calls": _scene(failures.make_calls),
+    "commands": _scene(failures.use_commands),
+    "gateway": _scene(failures.kill_gateway),
+    "redis": _scene(failures.kill_redis),
+    "engine": _scene(failures.kill_engine),
+    "replace": _scene(failures.replace_pods),
 }
 
 
-def play(stage: Stage, names: Iterable[str]) -> None:
+def play(cluster: Cluster, names: Iterable[str]) -> None:
     """Play scenes; one that breaks down is a row of the table, and without a start there are no others."""
     for name in names:
         begun_s = time.monotonic()
-        with stage.cluster.table.noting(f"the scene {name!r} was played to its end"):
-            SCENES[name](stage)
-        if name == "start" and not stage.cluster.table.rows[-1]["holds"]:
+        with cluster.table.noting(f"the scene {name!r} was played to its end"):
+            SCENES[name](cluster)
+        if name == "start" and not cluster.table.rows[-1]["holds"]:
             return
         logger.info("scene %s: over after %.0f s", name, time.monotonic() - begun_s)
