@@ -13,12 +13,18 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import dataclasses
+import gc
 import json
 import multiprocessing
+import random
+import resource
+import socket
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
@@ -26,15 +32,18 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-import soak_gateway
 import uvloop
 from prometheus_client.parser import text_string_to_metric_families
 from proxies import RunningEngine
-from soak_gateway import Stats
-from soak_programs import Ledger, Pace, SoakProgram
 
+from autellix_backend.cli.server import BACKLOG, GatewayServer, connection_limit
 from autellix_backend.core.config import SchedulerConfig
+from autellix_backend.core.policies import make_policy
+from autellix_backend.gateway.app import create_app
+from autellix_backend.gateway.http.sessions import SESSION_TTL_S
 from autellix_backend.settings import GatewaySettings, Settings
+from autellix_backend.stores.base import CallEnd, CallStart, Inherited
+from autellix_backend.stores.memory import MemoryStore
 from autellix_lab.fakes.engine import FakeBehaviour, FakeEngine, Fault
 
 FAULTS = {
@@ -57,6 +66,244 @@ MAX_LATE_SERIES = 8
 """Label series of outcomes that the first third of the calls did not have; a leak has one per program."""
 MAX_GROWTH_BYTES = 1024
 """Bytes per settled call that memory may grow by after that; a leaked call is several kilobytes."""
+
+
+# The gateway, and a store that counts settlements.
+
+PAGE_BYTES = resource.getpagesize()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Stats:
+    """A snapshot of the gateway's process."""
+
+    begun: int
+    """Calls that entered the store."""
+    settled: int
+    settled_twice: int
+    programs: int
+    sessions: int
+    active_calls: int
+    tasks: int
+    """Tasks of the event loop."""
+    sockets: int
+    """Open file descriptors that are sockets."""
+    memory_bytes: int
+    """Resident memory."""
+    series: int = 0
+    """Label series of all metrics, as they are scraped."""
+
+
+class LedgerStore(MemoryStore):
+    """A MemoryStore that counts every call's beginning and end."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(
+            make_policy(settings.scheduler.policy),
+            program_idle_s=settings.gateway.program_idle_s,
+            session_ttl_s=SESSION_TTL_S,
+        )
+        self.begun = 0
+        self.ended: Counter[str] = Counter()
+        self._open: set[str] = set()
+
+    async def begin(self, call: CallStart, now: float) -> Inherited:
+        """Count a beginning."""
+        inherited = await super().begin(call, now)
+        self.begun += 1
+        self._open.add(call.key)
+        return inherited
+
+    async def settle(self, end: CallEnd, now: float) -> None:
+        """Count an end; a second one of the same call is counted apart."""
+        self.ended["once" if end.key in self._open else "again"] += 1
+        self._open.discard(end.key)
+        await super().settle(end, now)
+
+
+def _serve_gateway(engine: RunningEngine, settings: Settings, requests: Connection) -> None:
+    """Run the gateway in this process; report its port, then Stats for everything that arrives."""
+    store = LedgerStore(settings)
+    app = create_app(settings, engine, store=store)
+    is_ready = asyncio.Event()
+    server = GatewayServer(app, settings.gateway, connection_limit(), is_ready.set)
+
+    async def run() -> None:
+        with socket.create_server(("127.0.0.1", 0), backlog=BACKLOG) as listener:
+            serving = asyncio.create_task(server.serve(sockets=[listener]))
+            await is_ready.wait()
+            requests.send(listener.getsockname()[1])
+            while True:
+                try:
+                    await asyncio.to_thread(requests.recv)
+                except EOFError:
+                    break
+                requests.send(await _stats(store))
+            server.should_exit = True
+            app.state.closing.set()
+            await serving
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(run())
+
+
+async def _stats(store: LedgerStore) -> Stats:
+    gc.collect()
+    counts = await store.counts()
+    store.check()
+    return Stats(
+        begun=store.begun,
+        settled=store.ended["once"],
+        settled_twice=store.ended["again"],
+        programs=counts.programs,
+        sessions=counts.sessions,
+        active_calls=counts.active_calls,
+        tasks=len(asyncio.all_tasks()),
+        sockets=_sockets(),
+        memory_bytes=_memory_bytes(),
+    )
+
+
+def _sockets() -> int:
+    count = 0
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            count += str(entry.readlink()).startswith("socket:")
+        except OSError:
+            # The folder's own descriptor is gone by now.
+            continue
+    return count
+
+
+def _memory_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * PAGE_BYTES
+
+
+# The clients.
+
+CHAT = "/v1/chat/completions"
+SESSIONS = "/autellix/v1/sessions"
+PROGRAMS = "/autellix/v1/programs"
+IMPATIENT_SHARE = 0.05
+IMPATIENT_S = 0.3
+"""The longest wait of an impatient client before it disconnects."""
+BRANCH_SHARE = 0.2
+MAX_TOKENS = 12
+ENDINGS = {"final": 0.25, "delete": 0.25, "delete twice": 0.1, "session": 0.2, "abandoned": 0.2}
+"""Shares of the ways in which programs end."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Pace:
+    """How fast programs go on."""
+
+    think_s: float
+    """The mean pause between a program's steps."""
+    patience_s: float
+    """The timeout of every call: the engine never answers some."""
+
+
+@dataclasses.dataclass(slots=True)
+class Ledger:
+    """The clients' results."""
+
+    outcomes: Counter[str] = dataclasses.field(default_factory=Counter)
+    """Calls by outcome: a status, `left` (the client disconnected), `broken` (in mid-answer)."""
+    endings: Counter[str] = dataclasses.field(default_factory=Counter)
+    surprises: Counter[str] = dataclasses.field(default_factory=Counter)
+    """Errors that no injected fault explains."""
+    alive: int = 0
+    most_alive: int = 0
+
+
+class SoakProgram:
+    """One program of the soak."""
+
+    def __init__(
+        self, client: aiohttp.ClientSession, url: str, number: int, calls: int, pace: Pace, ledger: Ledger
+    ) -> None:
+        self._client = client
+        self._url = url
+        self._random = random.Random(number)
+        self._name = f"soak-{number}"
+        self._calls = calls
+        self._pace = pace
+        self._ledger = ledger
+        self._ending = self._random.choices(tuple(ENDINGS), tuple(ENDINGS.values()))[0]
+
+    async def run(self) -> None:
+        """Call until the calls are made, then end."""
+        self._ledger.alive += 1
+        self._ledger.most_alive = max(self._ledger.alive, self._ledger.most_alive)
+        if self._ending == "session":
+            await self._control("POST", SESSIONS, {"session_id": self._name}, (200, 201))
+        made = 0
+        while made < self._calls:
+            await asyncio.sleep(self._random.expovariate(1 / self._pace.think_s))
+            if self._ending == "session":
+                # A pause may outlast the session; then it is lost, and the program with it.
+                await self._control("POST", f"{SESSIONS}/{self._name}/heartbeat", None, (200, 404))
+            width = 3 if self._random.random() < BRANCH_SHARE else 1
+            width = min(width, self._calls - made)
+            is_last = made + width >= self._calls
+            await asyncio.gather(*(self._call(thread, is_last=is_last) for thread in range(width)))
+            made += width
+        await self._end()
+        self._ledger.alive -= 1
+
+    async def _call(self, thread: int, *, is_last: bool) -> None:
+        is_stream = self._random.random() < 0.5
+        is_impatient = self._random.random() < IMPATIENT_SHARE
+        patience_s = self._random.uniform(0, IMPATIENT_S) if is_impatient else self._pace.patience_s
+        body = {
+            "model": "fake",
+            "messages": [{"role": "user", "content": "how long is the queue today"}],
+            "max_tokens": self._random.randint(1, MAX_TOKENS),
+            "stream": is_stream,
+        }
+        headers = {"X-Autellix-Program-ID": self._name, "X-Autellix-Thread-ID": str(thread)}
+        if self._ending == "session":
+            headers["X-Autellix-Session-ID"] = self._name
+        if is_last and self._ending == "final" and thread == 0:
+            headers["X-Autellix-Final"] = "true"
+        self._ledger.outcomes[await self._outcome(body, headers, patience_s)] += 1
+
+    async def _outcome(self, body: dict[str, Any], headers: dict[str, str], patience_s: float) -> str:
+        try:
+            async with asyncio.timeout(patience_s):
+                async with self._client.post(self._url + CHAT, json=body, headers=headers) as response:
+                    content = await response.read()
+        except TimeoutError:
+            return "left"
+        except aiohttp.ClientError as error:
+            self._ledger.surprises[type(error).__name__] += 1
+            return "refused"
+        if response.status != 200:
+            if b'"error"' not in content:
+                self._ledger.surprises[f"{response.status} without an error object"] += 1
+            return str(response.status)
+        is_whole = b"[DONE]" in content if body["stream"] else b'"choices"' in content
+        if not is_whole and b'"error"' not in content:
+            self._ledger.surprises["neither an end nor an error"] += 1
+        return "200" if is_whole else "broken"
+
+    async def _end(self) -> None:
+        self._ledger.endings[self._ending] += 1
+        if self._ending == "session":
+            await self._control("DELETE", f"{SESSIONS}/{self._name}", None, (204, 404))
+        elif self._ending.startswith("delete"):
+            await self._control("DELETE", f"{PROGRAMS}/{self._name}", None, (204, 404))
+            if self._ending == "delete twice":
+                await self._control("DELETE", f"{PROGRAMS}/{self._name}", None, (204, 404))
+
+    async def _control(self, method: str, path: str, body: Any, expected: tuple[int, ...]) -> None:
+        with contextlib.suppress(aiohttp.ClientError):
+            async with self._client.request(method, self._url + path, json=body) as response:
+                if response.status not in expected:
+                    self._ledger.surprises[f"{method} {path.rsplit('/', 1)[0]}: {response.status}"] += 1
+
+
+# The soak.
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -131,7 +378,7 @@ async def soak(load: Load, idle_s: float, folder: Path) -> Report:
     started_s = time.monotonic()
     with _process(_serve_engine, folder / "accounts.sock") as engine_end:
         engine = RunningEngine("fake", await _receive(engine_end), (f"ipc://{folder / 'accounts.sock'}",))
-        with _process(soak_gateway.serve, engine, settings) as gateway_end:
+        with _process(_serve_gateway, engine, settings) as gateway_end:
             url = f"http://127.0.0.1:{await _receive(gateway_end)}"
             before = await _ask(gateway_end, url)
             samples = await _play(url, load, ledger, gateway_end)

@@ -16,7 +16,7 @@ def soak(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     """Return a soak that has seen a sound run of a minute, without starting anything."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     import soak_admission
-    from soak_shapes import CallNote
+    from soak_admission import CallNote
 
     options = argparse.Namespace(seed=0, kv_blocks=161, bound=240.0)
     made = soak_admission.Soak(options, tmp_path)
@@ -54,7 +54,7 @@ def harm(soak: Any, at_s: float, back_s: float | None) -> None:
 
 
 def note(soak: Any, began_s: float, ended_s: float, outcome: str, detail: str = "") -> None:
-    from soak_shapes import CallNote
+    from soak_admission import CallNote
 
     soak._notes.calls.append(CallNote("huge", began_s, ended_s, "replica-0", outcome, detail))
 
@@ -129,7 +129,7 @@ def test_a_plugin_that_gave_up_is_found_in_the_logs(soak: Any, tmp_path: Path) -
 
 
 def test_outcomes_are_read_from_answers(soak: Any) -> None:
-    from soak_shapes import _outcome
+    from soak_admission import _outcome
 
     lost = b'data: {"error": {"message": "gone", "code": "engine_unavailable"}}\n\n'
     assert _outcome(200, b'{"choices": []}', is_stream=False)[0] == "answered"
