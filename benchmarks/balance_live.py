@@ -5,7 +5,7 @@ balancer gets a gateway of its own, and the same programs at the same arrival ti
 before it had: nothing is in a cache at the start. Calls share the context of their program: a chat its
 history, a tree its common prefixes.
 
-    python benchmarks/balance_live.py [--replicas 2] [--programs 40] [--rho 0.7] [--json]
+    python benchmarks/balance_live.py [--replicas 2] [--programs 40] [--rho 0.7]
     python benchmarks/balance_live.py --workloads tools --kv-blocks 150 --rounds 3 \\
         --balancers locality-bounded working-set      short KV memory
 
@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -196,14 +195,10 @@ def main() -> int:
     parser.add_argument("--model", default="demo")
     parser.add_argument("--served-model", default=DEMO_MODEL_NAME)
     parser.add_argument("--out", type=Path, default=Path("balance-live"))
-    parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         found = runner.run(study(args))
-    if args.json:
-        print(json.dumps(found))
-    else:
-        print_figures(found)
+    print_figures(found)
     return 0
 
 

@@ -186,15 +186,10 @@ async def start(stack: AsyncExitStack, options: argparse.Namespace, folder: Path
     await asyncio.gather(*(engine.start() for engine in engines))
     plain, ours = engines
     gateway = await stack.enter_async_context(proxies.gateway(ours))
-    return ways_of(plain.base_url, ours.base_url, gateway.url)
-
-
-def ways_of(plain: str, ours: str, gateway: str) -> list[Way]:
-    """Return the three ways, by their addresses."""
     return [
-        Way(PLAIN, plain, plain),
-        Way("our engine", ours, ours),
-        Way("through the gateway", gateway, ours),
+        Way(PLAIN, plain.base_url, plain.base_url),
+        Way("our engine", ours.base_url, ours.base_url),
+        Way("through the gateway", gateway.url, ours.base_url),
     ]
 
 
@@ -205,7 +200,7 @@ async def measure(options: argparse.Namespace, folder: Path) -> list[Run]:
     clients += [guidellm] if options.guidellm else []
     runs: list[Run] = []
     async with AsyncExitStack() as stack:
-        ways = ways_of(*options.urls) if options.urls else await start(stack, options, folder)
+        ways = await start(stack, options, folder)
         for seed, client in itertools.product(options.seeds, clients):
             turn = seed % len(ways)
             for way in ways[turn:] + ways[:turn]:
@@ -214,11 +209,6 @@ async def measure(options: argparse.Namespace, folder: Path) -> list[Run]:
                 runs.append(run)
                 print(json.dumps(asdict(run)), file=sys.stderr, flush=True)
     return runs
-
-
-def earlier(path: Path) -> list[Run]:
-    """Return the runs of a file, which may be missing."""
-    return [Run(**fields) for fields in json.loads(path.read_text())] if path.exists() else []
 
 
 def table(runs: Sequence[Run]) -> str:
@@ -268,21 +258,11 @@ def main() -> int:
     parser.add_argument("--at-once", type=int, default=8, help="how many at once")
     parser.add_argument("--slots", type=int, default=4, help="batch slots of an engine")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument(
-        "--urls",
-        nargs=3,
-        metavar=("PLAIN", "OURS", "GATEWAY"),
-        help="running servers of the demo model in place of own ones; engines with VLLM_SERVER_DEV_MODE=1",
-    )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="add the runs to those of a file")
     options = parser.parse_args()
     if options.guidellm_alone and not options.guidellm:
         parser.error("--guidellm-alone: expected --guidellm PROGRAM")
     with tempfile.TemporaryDirectory() as folder:
         runs = asyncio.run(measure(options, Path(folder)))
-    if options.json:
-        runs = [*earlier(options.json), *runs]
-        options.json.write_text(json.dumps([asdict(run) for run in runs], indent=1) + "\n")
     print(table(runs))
     problems = faults(runs)
     print("\n".join(problems) or "\nNo request failed, and all counts are equal.")

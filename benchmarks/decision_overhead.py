@@ -4,13 +4,12 @@ A decision is `review`, `tick` and `batch`. A full batch runs decode steps of 20
 a fixed number of calls waits, from programs of very different sizes, some of which share a prefix. With
 admission, the programs present need far more than the memory. Times are CPU times of the one thread.
 
-    python benchmarks/decision_overhead.py [--json] [--waiting 10 100 1000 10000] [--slots 64] [--steps 400]
+    python benchmarks/decision_overhead.py [--waiting 10 100 1000 10000] [--slots 64] [--steps 400]
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import statistics
 import time
@@ -149,17 +148,13 @@ def main() -> int:
     parser.add_argument("--waiting", type=int, nargs="+", default=[10, 100, 1000, 10000])
     parser.add_argument("--slots", type=int, default=64)
     parser.add_argument("--steps", type=int, default=400)
-    parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     rows = [
         measure(policy, admission, tenants or max(2, waiting // 8), waiting, args.slots, args.steps)
         for policy, admission, tenants in CASES
         for waiting in args.waiting
     ]
-    if args.json:
-        print(json.dumps({"slots": args.slots, "limit_us": LIMIT_S * 1e6, "rows": rows}))
-    else:
-        print_table(rows, args.slots)
+    print_table(rows, args.slots)
     judged = [row["mean_us"] for row in rows if row["waiting"] <= 1000 and row["tenants"] == 1]
     return int(any(mean_us > LIMIT_S * 1e6 for mean_us in judged))
 

@@ -7,7 +7,7 @@ of the queues that a gateway gets twice a second), and the whole of `schedule()`
 both schedulers; beside it the cost of one snapshot. Times are CPU times of the scheduler's one thread, so
 that other work on the machine does not decide.
 
-    python benchmarks/scheduler_overhead.py [--json] [--waiting 10 100 1000 10000] [--slots 64] [--steps 400]
+    python benchmarks/scheduler_overhead.py [--waiting 10 100 1000 10000] [--slots 64] [--steps 400]
     python benchmarks/scheduler_overhead.py --policy boost --admission working_set
 """
 
@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import random
 import statistics
@@ -272,7 +271,6 @@ def main() -> int:
     parser.add_argument("--async", action="store_true", dest="is_async", help="schedulers for async engines")
     parser.add_argument("--policy", default=SCHEDULER["policy"])
     parser.add_argument("--admission", default="none")
-    parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     settings = {"policy": args.policy, "admission": args.admission}
     with tempfile.TemporaryDirectory() as directory:
@@ -280,10 +278,7 @@ def main() -> int:
         rows = [
             compare(model, count, args.slots, args.steps, args.is_async, settings) for count in args.waiting
         ]
-    if args.json:
-        print(json.dumps({"slots": args.slots, "limit_us": LIMIT_S * 1e6, "rows": rows}))
-    else:
-        print_table(rows, args.slots)
+    print_table(rows, args.slots)
     judged = [row["autellix"]["ours"]["mean_us"] for row in rows if row["waiting"] <= 1000]
     return int(any(mean_us > LIMIT_S * 1e6 for mean_us in judged))
 

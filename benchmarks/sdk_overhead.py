@@ -1,6 +1,6 @@
 """Measure the client's costs (import, call, task, thread, job) and the accuracy of its DAG.
 
-    python benchmarks/sdk_overhead.py [--json]
+    python benchmarks/sdk_overhead.py
 
 Costs are differences of the same work with the client on and off, in one process: the median over many short
 rounds of the difference within a round, for a host's speed changes between rounds, and the difference of the
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
 import random
 import statistics
@@ -340,7 +339,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--programs", type=int, default=200, help="random programs of each kind")
-    parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     autellix.configure(BASE_URL)
     report: dict[str, Any] = {
@@ -354,9 +352,6 @@ def main() -> int:
         "dag": {kind: exactness(kind, args.programs) for kind in KINDS},
     }
     autellix.uninstrument()
-    if args.json:
-        print(json.dumps(report))
-        return 0
     for name, times in report["import"].items():
         print(f"import, {name}: {times['median_ms']:.1f} ms, fastest {times['fastest_ms']:.1f} ms")
     for name in ("our part of a call", "our part, with a generator's scope"):

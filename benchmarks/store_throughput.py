@@ -1,6 +1,6 @@
 """Measure the cost of the process table: operations on each store, and calls through gateways that share one.
 
-    python benchmarks/store_throughput.py [--programs 10000] [--redis-server PROGRAM] [--json]
+    python benchmarks/store_throughput.py [--programs 10000] [--redis-server PROGRAM]
 
 An operation is a call's start or its end on one of many live programs. Gateways run as processes of their own
 before one fake engine; the client and the engine share this process. On few cores the gateways share them, so
@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import importlib.util
-import json
 import random
 import shutil
 import socket
@@ -22,7 +21,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import aiohttp
@@ -282,10 +281,6 @@ async def run(options: argparse.Namespace) -> None:
             await measure_gateways("redis", server, count, options.calls, options.at_once)
             for count in options.gateways
         ]
-    if options.json:
-        rows = [asdict(row) for row in (*operations, *calls)]
-        print(json.dumps({"program_bytes": redis_bytes, "rows": rows}, indent=1))
-        return
     print(f"{options.programs} live programs, {redis_bytes:.0f} bytes of Redis for each")
     head = (
         f"{'store':12} {'callers':>8} {'ops/s':>8} {'p50 us':>8} {'p99 us':>8} {'own us':>8} {'redis us':>8}"
@@ -308,7 +303,6 @@ def main() -> None:
     parser.add_argument("--at-once", type=int, default=64, help="concurrent callers (default: 64)")
     parser.add_argument("--gateways", type=int, nargs="*", default=[1, 2, 4], help="how many to measure")
     parser.add_argument("--redis-server", default=find_server(), help="program of the Redis or Valkey server")
-    parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args()
     if options.redis_server is None:
         parser.error("--redis-server: there is no redis-server on the PATH")

@@ -5,17 +5,16 @@ the engine, each of a new program; tenant B keeps as many of one program. Both a
 calls waiting. Reported are B's share of the service, with tenants and without, and how many
 preemptions there were.
 
-    python benchmarks/tenant_fairness.py [--json] [--policies plas atlas] [--slots 4 16] [--steps 20000]
+    python benchmarks/tenant_fairness.py [--policies plas atlas] [--slots 4 16] [--steps 20000]
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import random
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from autellix_backend.core.arrival import Arrival
 from autellix_backend.core.config import SchedulerConfig, bounds_for
@@ -150,13 +149,9 @@ def main() -> int:
     parser.add_argument("--policies", nargs="+", choices=POLICY_NAMES, default=["plas", "atlas"])
     parser.add_argument("--slots", type=int, nargs="+", default=[4, 16])
     parser.add_argument("--steps", type=int, default=20_000)
-    parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     results = measure(args.policies, args.slots, args.steps)
-    if args.json:
-        print(json.dumps([asdict(result) for result in results]))
-    else:
-        print_table(results)
+    print_table(results)
     fair = [result.share for result in results if result.has_tenants and result.weight == 1]
     return int(min(fair) < FAIR_SHARE)
 

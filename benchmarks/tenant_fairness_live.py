@@ -6,7 +6,7 @@ twice as many calls open as the engine has slots. The phases follow each other o
 sides under one key (one tenant: the control), at equal weights, and with a weight of three.
 A side's service is that of its receipts.
 
-    python benchmarks/tenant_fairness_live.py [--model demo] [--slots 4] [--seconds 60] [--out DIR] [--json]
+    python benchmarks/tenant_fairness_live.py [--model demo] [--slots 4] [--seconds 60] [--out DIR]
 
 The exit status is 1 if the long program got less than 45 % at equal weights.
 """
@@ -16,12 +16,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import itertools
-import json
 import random
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -194,16 +193,12 @@ def main() -> int:
     parser.add_argument("--slots", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--out", type=Path, help="folder for logs (default: a temporary one)")
-    parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         out_dir = args.out or Path(folder)
         out_dir.mkdir(parents=True, exist_ok=True)
         results = measure(args.model, slots=args.slots, seconds=args.seconds, out_dir=out_dir)
-    if args.json:
-        print(json.dumps([asdict(result) | {"share": result.share} for result in results]))
-    else:
-        print_table(results)
+    print_table(results)
     equal = next(result for result in results if result.phase == "1 : 1")
     return int(equal.share < FAIR_SHARE)
 
