@@ -77,3 +77,13 @@ async def test_an_encoded_body_is_refused_by_name(serve: Any, path: str) -> None
 async def test_a_slash_behind_models_is_the_list(serve: Any) -> None:
     async with serve() as rig:
         assert await rig.get("/v1/models/") == await rig.get("/v1/models")
+
+
+async def test_a_request_with_two_lengths_ends_its_connection(serve: Any) -> None:
+    head = b"POST /tokenize HTTP/1.1\r\nhost: localhost\r\n"
+    lengths = head + b"content-length: 5\r\ntransfer-encoding: chunked\r\n\r\n"
+    async with serve() as rig:
+        answer = await exchange(rig.url, [lengths + b"0\r\n\r\n" + LAST])
+        assert answer.startswith(b"HTTP/1.1 400 ")
+        assert answer.count(b"HTTP/1.1 ") == 1
+        assert rig.engine.requests == []
