@@ -39,6 +39,8 @@ PROMPT = "How long is the queue today? " * 70
 BENCHMARKS = Path(__file__).parent
 HERE = Path(sys.executable).parent
 ENVIRONMENT = {
+    # Or it would be taken for a server without our scheduler, which sends no reports.
+    "AUTELLIX_ENGINE_KIND": "vllm",
     "AUTELLIX_ENGINE_REPORT_SECRET": "secret-of-the-benchmark-of-the-gateway",
     "OPENAI_API_KEY": "none",
     # It asks the network at its start otherwise, and for a key.

@@ -13,6 +13,9 @@ from autellix_backend.gateway.requests import ClientGoneError
 from autellix_backend.gateway.tenancy.tenants import Tenant
 from autellix_backend.pauses import Pauses
 
+PAUSE_RATIO = 3.0
+"""The pause after a step of a long answer is so many times the step."""
+
 
 class FairStart:
     """Starts at most one request of each tenant in an iteration of the event loop.
@@ -74,4 +77,4 @@ class AnswerTurns:
         async with self._locks[tenant.name]:
             if await request.is_disconnected():
                 raise ClientGoneError
-            yield Pauses()
+            yield Pauses(PAUSE_RATIO)
