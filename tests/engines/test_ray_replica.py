@@ -23,7 +23,7 @@ from tests.waiting import PATIENCE_S
 
 from autellix_backend.engines import ray_replica
 from autellix_backend.engines.base import EngineError
-from autellix_backend.engines.ray_replica import RayCluster, RayReplica
+from autellix_backend.engines.ray_replica import RayReplica
 from autellix_backend.engines.supervisor import EngineState, Supervisor
 from autellix_backend.settings import EngineSettings, RaySettings, Settings
 
@@ -38,7 +38,7 @@ def test_an_invalid_address_is_refused_before_anything_starts() -> None:
 
 def test_without_ray_the_error_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    replica = RayReplica(Settings(), RayCluster(RaySettings(address="auto")), name="replica-0")
+    replica = RayReplica(Settings(ray=RaySettings(address="auto")), asyncio.Lock(), name="replica-0")
     with pytest.raises(EngineError, match=r"pip install 'autellix\[ray\]'"):
         asyncio.run(replica.start())
 
@@ -57,9 +57,9 @@ def settings_for(ray_cluster: Any, folder: Path, *extra_args: str, **ray: Any) -
 
 @contextlib.asynccontextmanager
 async def replicas(settings: Settings, count: int) -> AsyncIterator[list[RayReplica]]:
-    connection = RayCluster(settings.ray)
+    connecting = asyncio.Lock()
     made = [
-        RayReplica(settings, connection, name=f"replica-{number}", server=FAKE_SERVER)
+        RayReplica(settings, connecting, name=f"replica-{number}", server=FAKE_SERVER)
         for number in range(count)
     ]
     try:
@@ -84,7 +84,8 @@ async def die(replica: RayReplica) -> None:
 def test_a_head_that_does_not_answer_ends_the_start_at_once() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-    replica = RayReplica(Settings(), RayCluster(RaySettings(address=f"127.0.0.1:{port}")), name="replica-0")
+    settings = Settings(ray=RaySettings(address=f"127.0.0.1:{port}"))
+    replica = RayReplica(settings, asyncio.Lock(), name="replica-0")
     with pytest.raises(EngineError, match=rf"ray\.address: nothing answers at '127\.0\.0\.1:{port}'"):
         asyncio.run(replica.start())
 

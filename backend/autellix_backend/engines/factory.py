@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from urllib.parse import urlsplit
 
 from autellix_backend.engines.base import Engine, EngineKind
-from autellix_backend.engines.ray_replica import RayCluster, RayReplica
+from autellix_backend.engines.ray_replica import RayReplica
 from autellix_backend.engines.remote import RemoteEngine
 from autellix_backend.engines.replica import VllmReplica
 from autellix_backend.engines.shares import core_shares, gpu_shares, visible_gpus, workers_of_one
@@ -127,5 +128,5 @@ def _ray_replicas(settings: Settings) -> list[Engine]:
         raise SettingsError(
             "ray.address", "is given without engine.model", "the model of the engines to place"
         )
-    cluster = RayCluster(settings.ray)
-    return [RayReplica(settings, cluster, name=f"replica-{number}") for number in range(engine.replicas)]
+    connecting = asyncio.Lock()
+    return [RayReplica(settings, connecting, name=f"replica-{number}") for number in range(engine.replicas)]

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
+import socket
 from collections.abc import Awaitable, Sequence
 from typing import Any
 
@@ -20,7 +21,7 @@ from autellix_backend.engines.ray_host import Place, ReplicaHost, Start
 from autellix_backend.engines.replica import SHUTDOWN_TIMEOUT_S
 from autellix_backend.engines.shares import workers_of_one
 from autellix_backend.engines.vllm_command import VLLM_SERVER, is_cpu_engine
-from autellix_backend.settings import ANY_CLUSTER, RaySettings, Settings
+from autellix_backend.settings import ANY_CLUSTER, Settings
 
 PLACEMENT_TIMEOUT_S = 60.0
 """A cluster with room places an actor in seconds; a longer wait would hide that it has none."""
@@ -33,56 +34,39 @@ class RayError(EngineError):
     """Ray is not installed, has no cluster or no room, or lost the node."""
 
 
-class RayCluster:
-    """This process's connection to a Ray cluster, opened when the first engine starts."""
+def connect(address: str) -> Any:
+    """Return the `ray` module, connected; takes seconds, but no time where it is connected.
 
-    def __init__(self, settings: RaySettings) -> None:
-        self._settings = settings
-        self._lock = asyncio.Lock()
-
-    async def connect(self) -> Any:
-        """Return the `ray` module, connected; a second call does nothing.
-
-        Raises:
-            RayError: if Ray is not installed, or the cluster cannot be reached.
-        """
-        async with self._lock:
-            await self._check_head()
-            # In a thread: it takes seconds, and elsewhere Ray replaces our signal handlers.
-            return await asyncio.to_thread(self._connect)
-
-    async def _check_head(self) -> None:
-        """Fail early: Ray would retry the address for minutes, and could not be cancelled."""
-        address = self._settings.address
-        if address is None or address == ANY_CLUSTER:
-            return
-        host, _, port = address.rpartition(":")
+    Raises:
+        RayError: if Ray is not installed, or the cluster cannot be reached.
+    """
+    _check_head(address)
+    try:
+        import ray
+    except ImportError as error:
+        raise RayError("ray.address: Ray is not installed; expected `pip install 'autellix[ray]'`") from error
+    if not ray.is_initialized():
         try:
-            async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
-        except (OSError, TimeoutError) as error:
+            ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
+        except (ConnectionError, RuntimeError, ValueError) as error:
             raise RayError(
-                f"ray.address: nothing answers at {address!r}; expected the address that `ray start` prints"
+                f"ray.address: there is no cluster at {address!r} ({_first_line(error).rstrip('.')}); "
+                "expected this machine to be a node of one: `ray start`"
             ) from error
-        writer.close()
+    return ray
 
-    def _connect(self) -> Any:
-        try:
-            import ray
-        except ImportError as error:
-            raise RayError(
-                "ray.address: Ray is not installed; expected `pip install 'autellix[ray]'`"
-            ) from error
-        if not ray.is_initialized():
-            try:
-                ray.init(self._settings.address, log_to_driver=False, logging_level=logging.ERROR)
-            except (ConnectionError, RuntimeError, ValueError) as error:
-                first_line = _first_line(error).rstrip(".")
-                raise RayError(
-                    f"ray.address: there is no cluster at {self._settings.address!r} ({first_line}); "
-                    "expected this machine to be a node of one: `ray start`"
-                ) from error
-        return ray
+
+def _check_head(address: str) -> None:
+    """Fail early: Ray would retry the address for minutes, and could not be cancelled."""
+    if address == ANY_CLUSTER:
+        return
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S).close()
+    except OSError as error:
+        raise RayError(
+            f"ray.address: nothing answers at {address!r}; expected the address that `ray start` prints"
+        ) from error
 
 
 class RayReplica:
@@ -93,10 +77,18 @@ class RayReplica:
     kv_tokens = None
 
     def __init__(
-        self, settings: Settings, cluster: RayCluster, *, name: str, server: Sequence[str] = VLLM_SERVER
+        self, settings: Settings, connecting: asyncio.Lock, *, name: str, server: Sequence[str] = VLLM_SERVER
     ) -> None:
+        """Create a replica that is not placed yet.
+
+        Args:
+            settings: Those of engines, of their scheduler and of Ray, with an address.
+            connecting: Is held meanwhile: one for all replicas.
+            name: Its name.
+            server: The command that starts a server.
+        """
         self._settings = settings
-        self._cluster = cluster
+        self._connecting = connecting
         self.name = name
         self._server = tuple(server)
         self.report_secret = settings.engine.report_secret or secrets.token_hex(16)
@@ -124,7 +116,9 @@ class RayReplica:
             return
         await self.stop()
         self._failure = None
-        self._ray = await self._cluster.connect()
+        async with self._connecting:
+            # In a thread: it takes seconds, and elsewhere Ray replaces our signal handlers.
+            self._ray = await asyncio.to_thread(connect, str(self._settings.ray.address))
         self._host = self._make_host()
         try:
             await self._start_on(self._host)

@@ -48,8 +48,6 @@ EXIT_PERIOD_S = 0.02
 EXIT_MARGIN_S = 5.0
 """Added to the server's grace period before we kill what is left."""
 MAX_PORT_TRIES = 3
-MAX_SOCKET_FOLDER_BYTES = 70
-"""A socket's path has at most 107 bytes; 36 are ours."""
 PORT_IN_USE = "ddress already in use"
 
 
@@ -96,7 +94,7 @@ class VllmReplica:
         self._shutdown_timeout_s = shutdown_timeout_s
         self.log = ServerLog(settings.engine.log_dir / f"{name}.log")
         self._server = tuple(server)
-        self._socket_folder = _short_temporary_folder() / f"autellix-{uuid.uuid4().hex[:12]}"
+        self._socket_folder = Path(tempfile.gettempdir()) / f"autellix-{uuid.uuid4().hex[:12]}"
         self._report_address = report_address or f"{IPC}{self._socket_folder}/reports"
         self._ranks = 1
         self._port = 0
@@ -260,12 +258,6 @@ def _model(engine: EngineSettings) -> tuple[str, str | None]:
         directory, name = generated.load()(engine.state_dir)
         return str(directory), engine.served_model_name or name
     return engine.model, engine.served_model_name
-
-
-def _short_temporary_folder() -> Path:
-    """Return the folder for temporary files, or `/tmp` where paths of sockets in it would be too long."""
-    folder = Path(tempfile.gettempdir())
-    return folder if len(os.fsencode(folder)) <= MAX_SOCKET_FOLDER_BYTES else Path("/tmp")
 
 
 def free_port(host: str) -> int:

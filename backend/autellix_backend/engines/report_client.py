@@ -19,7 +19,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import zmq
-import zmq.asyncio
 from zmq.utils import z85
 from zmq.utils.monitor import parse_monitor_message
 
@@ -106,7 +105,9 @@ class ReportClient:
         self.misunderstanding = ""
         """Why its protocol is another one, once it is."""
         self._context: Any = None
-        self._tasks: tuple[asyncio.Task[None], ...] = ()
+        self._socket: Any = None
+        self._monitor: Any = None
+        self._next_round: Any = None
         self._settled = asyncio.Event()
 
     @property
@@ -147,27 +148,35 @@ class ReportClient:
         self.endpoints = tuple(endpoints)
         self._settled.clear()
         self._become(LinkState.CONNECTING)
-        self._context = zmq.asyncio.Context()
-        socket = self._make_socket()
-        monitor: Any = socket.get_monitor_socket(EVENTS)
-        self._tasks = (asyncio.create_task(self._receive(socket)), asyncio.create_task(self._watch(monitor)))
+        self._context = zmq.Context()
+        self._socket = self._make_socket()
+        self._monitor = self._socket.get_monitor_socket(EVENTS)
+        # In place of `zmq.asyncio`, whose futures cost as much again as all else of a report. A descriptor
+        # shows nothing until its socket was once found empty: the monitor here, the other when connected.
+        loop = asyncio.get_running_loop()
+        loop.add_reader(self._socket.fd, self._read)
+        loop.add_reader(self._monitor.fd, self._watch)
+        self._watch()
         for endpoint in self.endpoints:
             try:
-                socket.connect(endpoint)
+                self._socket.connect(endpoint)
             except zmq.ZMQError as error:
                 logger.warning("report port %s: %s", endpoint, error)
+        self._next_round = loop.call_soon(self._read)
 
     async def close(self) -> None:
         """Disconnect. May be called twice."""
         self._disconnect()
 
     def _disconnect(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        self._tasks = ()
         context, self._context = self._context, None
-        if context is not None:
-            context.destroy(linger=0)
+        if context is None:
+            return
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(self._socket.fd)
+        loop.remove_reader(self._monitor.fd)
+        self._next_round.cancel()
+        context.destroy(linger=0)
 
     def _make_socket(self) -> Any:
         socket: Any = self._context.socket(zmq.SUB)
@@ -183,16 +192,16 @@ class ReportClient:
             socket.subscribe(topic + END_OF_TOPIC)
         return socket
 
-    async def _receive(self, socket: Any) -> None:
+    def _read(self) -> None:
+        # The descriptor shows new messages once, so all are read, in rounds.
+        self._next_round.cancel()
         left_bytes = ROUND_BYTES
-        while True:
-            message = await socket.recv()
-            self._take(message)
-            # With messages waiting, receiving alone does not let the event loop run.
-            left_bytes -= MESSAGE_BYTES + len(message)
-            if left_bytes <= 0:
-                left_bytes = ROUND_BYTES
-                await asyncio.sleep(0)
+        with contextlib.suppress(zmq.Again):
+            while left_bytes > 0:
+                message = self._socket.recv(zmq.NOBLOCK)
+                self._take(message)
+                left_bytes -= MESSAGE_BYTES + len(message)
+            self._next_round = asyncio.get_running_loop().call_soon(self._read)
 
     def _take(self, message: bytes) -> None:
         topic, _, content = message.partition(END_OF_TOPIC)
@@ -217,9 +226,10 @@ class ReportClient:
         is_new = known is None or (known.engine, known.is_degraded) != (facts.engine, facts.is_degraded)
         self._become(LinkState.UP, is_news=is_new)
 
-    async def _watch(self, monitor: Any) -> None:
-        while True:
-            self._observe(parse_monitor_message(await monitor.recv_multipart())["event"])
+    def _watch(self) -> None:
+        with contextlib.suppress(zmq.Again):
+            while True:
+                self._observe(parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))["event"])
 
     def _observe(self, event: int) -> None:
         if event == zmq.EVENT_DISCONNECTED:

@@ -68,10 +68,8 @@ class RestartPlan:
     Without jitter: one gateway restarts one engine, so there is no herd to spread.
     """
 
-    def __init__(self, *, limit: int, window_s: float, first_delay_s: float) -> None:
+    def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._window_s = window_s
-        self._first_delay_s = first_delay_s
         self._recent_s: deque[float] = deque()
 
     def next_delay_s(self, now: float) -> float | None:
@@ -79,13 +77,13 @@ class RestartPlan:
 
         The first within the window is due at once, each further one after twice the previous delay.
         """
-        while self._recent_s and now - self._recent_s[0] >= self._window_s:
+        while self._recent_s and now - self._recent_s[0] >= RESTART_WINDOW_S:
             self._recent_s.popleft()
         count = len(self._recent_s)
         if count >= self._limit:
             return None
         self._recent_s.append(now)
-        return 0.0 if count == 0 else min(MAX_RESTART_DELAY_S, self._first_delay_s * 2.0 ** (count - 1))
+        return 0.0 if count == 0 else min(MAX_RESTART_DELAY_S, RESTART_DELAY_S * 2.0 ** (count - 1))
 
 
 class Supervisor:
@@ -97,9 +95,7 @@ class Supervisor:
         self._engine = engine
         self._settings = settings
         self._clock = clock
-        self._plan = RestartPlan(
-            limit=settings.max_restarts, window_s=RESTART_WINDOW_S, first_delay_s=RESTART_DELAY_S
-        )
+        self._plan = RestartPlan(settings.max_restarts)
         self._listeners: list[Callable[[EngineChange], None]] = []
         self._suspected = asyncio.Event()
         self._watch: asyncio.Task[None] | None = None
@@ -232,7 +228,11 @@ class Supervisor:
             self._failed_probes = 0
             self._become(EngineState.UP, None)
             return
-        self._become(EngineState.FAILED, f"{reason}; {self._resignation()}")
+        limit = self._settings.max_restarts
+        self._become(
+            EngineState.FAILED,
+            f"{reason}; it is not restarted again after {limit} restarts within {RESTART_WINDOW_S:g} s",
+        )
 
     async def _await_server(self, reason: str) -> None:
         """Try again to reach a server that did not answer when the gateway started."""
@@ -243,15 +243,6 @@ class Supervisor:
             self._become(EngineState.DOWN, str(error).partition("\n")[0])
         else:
             self._become(EngineState.UP, None)
-
-    def _resignation(self) -> str:
-        limit = self._settings.max_restarts
-        if not limit:
-            return "it is not restarted (engine.max_restarts is 0)"
-        return (
-            f"it is not restarted again after {limit} restarts within {RESTART_WINDOW_S:g} s "
-            "(engine.max_restarts)"
-        )
 
     def _become(self, state: EngineState, reason: str | None) -> None:
         is_attempt = state is EngineState.RESTARTING
