@@ -17,6 +17,7 @@ from autellix_backend.core.policies import make_policy
 from autellix_backend.gateway import app as gateway_app
 from autellix_backend.gateway import wiring
 from autellix_backend.gateway.app import create_app
+from autellix_backend.observe.metrics import GatewayMetrics
 from autellix_backend.settings import ObserveSettings, Settings
 from autellix_backend.stores.memory import MemoryStore
 from autellix_lab.fakes.engine import FakeBehaviour, FakeEngine, Fault
@@ -159,6 +160,16 @@ def test_the_end_of_the_app_aborts_calls_in_flight(listen: Any, wait_until: Any,
 async def test_every_response_is_marked(serve: Any, path: str) -> None:
     """Also that to a request that is refused: clients know the gateway by it."""
     async with serve() as rig, rig.client.get(rig.url + path) as response:
+        assert response.headers.getall("X-Autellix-Version") == [metadata.version("autellix")]
+
+
+async def test_a_crash_on_a_control_endpoint_is_marked(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def crash(_: GatewayMetrics) -> bytes:
+        raise RuntimeError
+
+    monkeypatch.setattr(GatewayMetrics, "render", crash)
+    async with serve() as rig, rig.client.get(rig.url + "/metrics") as response:
+        assert response.status == 500
         assert response.headers.getall("X-Autellix-Version") == [metadata.version("autellix")]
 
 

@@ -24,7 +24,6 @@ from autellix_backend.gateway.http.openapi import openapi_document
 from autellix_backend.gateway.http.refusals import refusals
 from autellix_backend.observe.metrics import CONTENT_TYPE, GatewayMetrics
 from autellix_backend.settings import settings_to_mapping
-from autellix_backend.stores.base import ProgramStore
 from autellix_wire.paths import API_PREFIX
 
 _NEEDS_NO_KEY: dict[str, Any] = {"security": []}
@@ -93,7 +92,9 @@ async def health(pool: Pool) -> Response:
 )
 async def metrics(page: Metrics, pool: Pool, store: Store) -> Response:
     """Return the metrics in Prometheus' text format."""
-    await _measure(page, pool, store)
+    _measure_engines(page, pool)
+    counts = await store.counts()
+    page.set_stored(programs=counts.programs, sessions=counts.sessions, active_calls=counts.active_calls)
     return Response(page.render(), headers={"content-type": CONTENT_TYPE})
 
 
@@ -101,12 +102,6 @@ async def metrics(page: Metrics, pool: Pool, store: Store) -> Response:
 async def openapi(request: Request) -> dict[str, Any]:
     """Return this description of the API."""
     return openapi_document(request.app)
-
-
-async def _measure(page: GatewayMetrics, pool: EnginePool, store: ProgramStore) -> None:
-    _measure_engines(page, pool)
-    counts = await store.counts()
-    page.set_stored(programs=counts.programs, sessions=counts.sessions, active_calls=counts.active_calls)
 
 
 def _check_ready(pool: EnginePool) -> None:

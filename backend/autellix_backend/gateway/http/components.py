@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Annotated, Any, Protocol
 
 from fastapi import Depends
@@ -23,6 +23,7 @@ from autellix_backend.gateway.requests import read_headers
 from autellix_backend.gateway.tenancy.open_sessions import OpenSessions
 from autellix_backend.gateway.tenancy.tenants import Tenant
 from autellix_backend.observe.metrics import GatewayMetrics
+from autellix_backend.pauses import Pauses
 from autellix_backend.settings import Settings
 from autellix_backend.stores.base import ProgramStore, ProgramView
 
@@ -42,14 +43,10 @@ def _component(name: str) -> Any:
     return Depends(read)
 
 
-async def _take_overview(request: Request) -> Callable[[], Overview]:
+async def _overview(request: Request) -> Overview:
     components = request.app.state.components
-
-    def take() -> Overview:
-        engines = {handle.name: engine_view(handle) for handle in components.pool}
-        return Overview(components.registry, engines, components.clock())
-
-    return take
+    engines = {handle.name: engine_view(handle) for handle in components.pool}
+    return Overview(components.registry, engines, components.clock())
 
 
 async def _viewer(request: Request) -> Tenant:
@@ -91,9 +88,8 @@ Sessions = Annotated[OpenSessions, _component("sessions")]
 SettingsTree = Annotated[Settings, _component("settings")]
 Store = Annotated[ProgramStore, _component("store")]
 Tokens = Annotated[SessionTokens, _component("tokens")]
-Turns = Annotated[AnswerTurns, _component("turns")]
-TakeOverview = Annotated[Callable[[], Overview], Depends(_take_overview)]
-"""Returns the current open calls and engines."""
+CurrentOverview = Annotated[Overview, Depends(_overview)]
+"""The open calls and engines at the moment; an endpoint that waits for a turn names it after the turn."""
 IsShown = Annotated[Callable[[Owned], bool], Depends(_is_shown)]
 """Whether the caller may see a program of its tenant.
 
@@ -103,36 +99,32 @@ Viewer = Annotated[Tenant, Depends(_viewer)]
 """The tenant of the request."""
 
 
-async def _find_living(
-    viewer: Viewer, store: Store, is_shown: IsShown
-) -> Callable[[str], Awaitable[ProgramView | None]]:
-    async def find(program_id: str) -> ProgramView | None:
-        for scoped_id in viewer.candidates(program_id):
-            view = await store.program(scoped_id)
-            if view is not None and is_shown(view):
-                return view
-        return None
-
-    return find
+async def _take_turn(
+    viewer: Viewer, turns: Annotated[AnswerTurns, _component("turns")], request: Request
+) -> AsyncIterator[Pauses]:
+    async with turns.turn(viewer, request) as pauses:
+        yield pauses
 
 
-async def _find_ended(
-    viewer: Viewer, history: History, is_shown: IsShown
-) -> Callable[[str], Awaitable[EndedProgram | None]]:
-    async def find(program_id: str) -> EndedProgram | None:
-        for scoped_id in viewer.candidates(program_id):
-            program = history.find(scoped_id)
-            if program is not None and is_shown(program):
-                return program
-        return None
-
-    return find
+async def _living(program_id: str, viewer: Viewer, store: Store, is_shown: IsShown) -> ProgramView | None:
+    for scoped_id in viewer.candidates(program_id):
+        view = await store.program(scoped_id)
+        if view is not None and is_shown(view):
+            return view
+    return None
 
 
-FindLiving = Annotated[Callable[[str], Awaitable[ProgramView | None]], Depends(_find_living)]
-"""Returns the program of an id in the process table; None if the viewer may see none."""
-FindEnded = Annotated[Callable[[str], Awaitable[EndedProgram | None]], Depends(_find_ended)]
-"""Returns the last program of an id that has ended; None if the viewer may see none."""
+async def _ended(program_id: str, viewer: Viewer, history: History, is_shown: IsShown) -> EndedProgram | None:
+    found = map(history.find, viewer.candidates(program_id))
+    return next((program for program in found if program is not None and is_shown(program)), None)
+
+
+Turn = Annotated[Pauses, Depends(_take_turn, scope="function")]
+"""The tenant's turn for a long answer, until it is made; the parameters that follow are read in it."""
+Living = Annotated[ProgramView | None, Depends(_living)]
+"""The program in the process table; None if the viewer may see none of this id."""
+Ended = Annotated[EndedProgram | None, Depends(_ended)]
+"""The last program of the id that has ended; None if the viewer may see none."""
 
 
 def unknown_program(program_id: str) -> NotFoundError:

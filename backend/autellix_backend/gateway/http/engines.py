@@ -106,6 +106,9 @@ class EngineTable:
     engines: list[EngineRow]
 
 
+_SNAPSHOT_FIELDS = tuple(EngineRow.__annotations__.keys() & set(EngineSnapshot.__struct_fields__))
+"""Fields of the row that are those of the snapshot."""
+
 logger = logging.getLogger(__name__)
 
 router = APIRouter(
@@ -207,16 +210,8 @@ def _row(member: EngineHandle) -> EngineRow:
 
 def _load(snapshot: EngineSnapshot) -> dict[str, Any]:
     total = snapshot.kv_total_blocks
-    return {
-        "running": snapshot.running,
-        "waiting": snapshot.waiting,
-        "slots": snapshot.slots,
+    return {name: getattr(snapshot, name) for name in _SNAPSHOT_FIELDS} | {
         "kv_share": snapshot.kv_used_blocks / total if total else 0.0,
-        "kv_total_blocks": total,
-        "kv_block_tokens": snapshot.kv_block_tokens,
-        "level_calls": snapshot.level_calls,
-        "step": snapshot.step,
-        "mean_step_s": snapshot.mean_step_s,
         "inactive_tokens": snapshot.demand.inactive_tokens if snapshot.demand else None,
         "boost_strength_s": snapshot.boost.strength_s if snapshot.boost else None,
     }

@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from autellix_backend.gateway.errors import GatewayError, InvalidRequestError, error_shape
+from autellix_backend.gateway.http.version_header import VERSION_HEADER
 from autellix_backend.gateway.requests import ClientGoneError
 
 
@@ -62,7 +63,10 @@ async def _on_client_gone(_request: Request, _error: Exception) -> Response:
 
 
 async def _on_crash(request: Request, error: Exception) -> Response:
-    return crash_response(error, request.url.path)
+    # Starlette answers crashes outside of all middleware.
+    response = crash_response(error, request.url.path)
+    response.raw_headers.append(VERSION_HEADER)
+    return response
 
 
 def _invalid_request(problem: dict[str, Any]) -> InvalidRequestError:

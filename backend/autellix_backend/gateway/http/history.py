@@ -8,17 +8,15 @@ from dataclasses import asdict, dataclass, fields
 from operator import itemgetter
 from typing import Annotated, Any
 
-import msgspec
 from fastapi import APIRouter, Query
-from starlette.requests import Request
 from starlette.responses import Response
 
 from autellix_backend.gateway.errors import InvalidRequestError, NotFoundError
 from autellix_backend.gateway.explain.explanations import CallExplanation
 from autellix_backend.gateway.history.critical_path import Spent, spent, spent_text
 from autellix_backend.gateway.history.ended_program import EndedCall, EndedProgram
-from autellix_backend.gateway.http.bodies import JSON_TYPE
-from autellix_backend.gateway.http.components import FindEnded, History, IsShown, Turns, Viewer
+from autellix_backend.gateway.http.bodies import json_response
+from autellix_backend.gateway.http.components import Ended, History, IsShown, Turn, Viewer
 from autellix_backend.gateway.http.refusals import refusals
 from autellix_backend.gateway.tenancy.tenants import Tenant
 from autellix_wire.paths import API_PREFIX
@@ -136,47 +134,31 @@ async def list_ended(
     viewer: Viewer,
     history: History,
     is_shown: IsShown,
-    turns: Turns,
-    request: Request,
+    turn: Turn,
     limit: Annotated[int, Query(ge=1, le=MAX_LIMIT)] = DEFAULT_LIMIT,
     after: str | None = None,
 ) -> Response:
     """List the programs that ended, the last one first: the tenant's own, or all for an admin."""
     before = _ended_before(after)
-    async with turns.turn(viewer, request) as pauses:
-        programs = filter(is_shown, history.programs(viewer.visible_prefix))
-        ids = [((program.ended_at_s, viewer.shown(program.program_id)), program) for program in programs]
-        found = sorted((each for each in ids if each[0] < before), key=itemgetter(0), reverse=True)
-        rows: list[EndedRow] = []
-        for _, program in found[:limit]:
-            rows.append(ended_row(program, viewer))
-            await pauses.pause()
+    programs = filter(is_shown, history.programs(viewer.visible_prefix))
+    ids = [((program.ended_at_s, viewer.shown(program.program_id)), program) for program in programs]
+    found = sorted((each for each in ids if each[0] < before), key=itemgetter(0), reverse=True)
+    rows: list[EndedRow] = []
+    for _, program in found[:limit]:
+        rows.append(ended_row(program, viewer))
+        await turn.pause()
     has_more = len(found) > limit
     cursor = f"{rows[-1].ended_at_s}:{rows[-1].program_id}" if has_more else None
-    table = EndedTable(programs=rows, has_more=has_more, next=cursor)
-    return Response(msgspec.json.encode(table), media_type=JSON_TYPE)
+    return json_response(EndedTable(programs=rows, has_more=has_more, next=cursor))
 
 
 @router.get(HISTORY_PATH + "/{program_id:path}", response_model=EndedDetail, responses=refusals(404))
-async def show_ended(
-    program_id: str,
-    viewer: Viewer,
-    find_ended: FindEnded,
-    turns: Turns,
-    request: Request,
-) -> Response:
+async def show_ended(program_id: str, viewer: Viewer, _turn: Turn, program: Ended) -> Response:
     """Show an ended program with its calls."""
-    async with turns.turn(viewer, request):
-        program = await find_ended(program_id)
-        if program is None:
-            raise NotFoundError(f"the history has no program {program_id!r}", param="program_id")
-        # In a thread: it may have thousands of calls.
-        content = await asyncio.to_thread(_encoded_detail, program, viewer)
-    return Response(content, media_type=JSON_TYPE)
-
-
-def _encoded_detail(program: EndedProgram, viewer: Tenant) -> bytes:
-    return msgspec.json.encode(_detail(program, viewer))
+    if program is None:
+        raise NotFoundError(f"the history has no program {program_id!r}", param="program_id")
+    # In a thread: it may have thousands of calls.
+    return await asyncio.to_thread(lambda: json_response(_detail(program, viewer)))
 
 
 def _detail(program: EndedProgram, viewer: Tenant) -> EndedDetail:

@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Annotated
 
-import msgspec
 from fastapi import APIRouter, Query
 from pydantic import BeforeValidator
-from starlette.requests import Request
 from starlette.responses import Response
 
 from autellix_backend.gateway.errors import InvalidRequestError
@@ -22,16 +20,16 @@ from autellix_backend.gateway.explain.views import (
     program_row,
 )
 from autellix_backend.gateway.explain.why import explain_program
-from autellix_backend.gateway.http.bodies import JSON_TYPE
+from autellix_backend.gateway.http.bodies import json_response
 from autellix_backend.gateway.http.components import (
-    FindEnded,
-    FindLiving,
+    CurrentOverview,
+    Ended,
     IsShown,
+    Living,
     Routes,
     SettingsTree,
     Store,
-    TakeOverview,
-    Turns,
+    Turn,
     Viewer,
     unknown_program,
 )
@@ -80,40 +78,35 @@ router = APIRouter(tags=["operators"], responses=refusals(401, 500))
 async def list_programs(
     viewer: Viewer,
     store: Store,
-    take_overview: TakeOverview,
     settings: SettingsTree,
     is_shown: IsShown,
-    turns: Turns,
-    request: Request,
+    turn: Turn,
+    overview: CurrentOverview,
     limit: Annotated[int, BeforeValidator(_check_limit), Query(ge=1, le=MAX_LIMIT)] = DEFAULT_LIMIT,
     state: ProgramState | None = None,
     after: str | None = None,
 ) -> Response:
     """List programs, those with open calls first: the caller's own, or all for an admin."""
-    async with turns.turn(viewer, request) as pauses:
-        # The store does not know which of the other states an active program is in.
-        is_active = None if state is None else state is not ProgramState.IDLE
-        rows: list[ProgramRow] = []
-        cursor = after
-        overview = take_overview()
-        for _ in range(MAX_PAGES):
-            most = min(limit - len(rows), PAGE_PROGRAMS)
-            try:
-                page = await store.page(
-                    prefix=viewer.visible_prefix, is_active=is_active, after=cursor, limit=most
-                )
-            except ValueError as error:
-                raise InvalidRequestError(f"after: {error}", param="after") from error
-            for view in page.programs:
-                if is_shown(view) and (state is None or overview.program_state(view) is state):
-                    rows.append(program_row(view, overview, settings.scheduler, viewer))
-                await pauses.pause()
-            cursor = page.cursor
-            if cursor is None or len(rows) == limit:
-                break
-    table = ProgramTable(programs=rows, has_more=cursor is not None, next=cursor)
-    # Bypasses the framework, which would validate each value of a thousand rows and delay other calls.
-    return Response(msgspec.json.encode(table), media_type=JSON_TYPE)
+    # The store does not know which of the other states an active program is in.
+    is_active = None if state is None else state is not ProgramState.IDLE
+    rows: list[ProgramRow] = []
+    cursor = after
+    for _ in range(MAX_PAGES):
+        most = min(limit - len(rows), PAGE_PROGRAMS)
+        try:
+            page = await store.page(
+                prefix=viewer.visible_prefix, is_active=is_active, after=cursor, limit=most
+            )
+        except ValueError as error:
+            raise InvalidRequestError(f"after: {error}", param="after") from error
+        for view in page.programs:
+            if is_shown(view) and (state is None or overview.program_state(view) is state):
+                rows.append(program_row(view, overview, settings.scheduler, viewer))
+            await turn.pause()
+        cursor = page.cursor
+        if cursor is None or len(rows) == limit:
+            break
+    return json_response(ProgramTable(programs=rows, has_more=cursor is not None, next=cursor))
 
 
 # Before the next path, in which an id may hold slashes.
@@ -121,34 +114,28 @@ async def list_programs(
 async def explain(
     program_id: str,
     viewer: Viewer,
-    find_living: FindLiving,
-    find_ended: FindEnded,
-    take_overview: TakeOverview,
+    view: Living,
+    ended: Ended,
+    overview: CurrentOverview,
     settings: SettingsTree,
     routes: Routes,
 ) -> ProgramExplanation | EndedExplanation:
     """Explain why a program's calls wait or run, or where the time of one that has ended went."""
-    if (view := await find_living(program_id)) is not None:
+    if view is not None:
         placement = routes.placement(view.program_id)
-        return explain_program(view, take_overview(), settings.scheduler, viewer, placement)
-    if (ended := await find_ended(program_id)) is not None:
+        return explain_program(view, overview, settings.scheduler, viewer, placement)
+    if ended is not None:
         return explain_ended(ended, viewer)
     raise unknown_program(program_id)
 
 
 @router.get(ONE_PROGRAM, responses=refusals(404))
 async def show_program(
-    program_id: str,
-    viewer: Viewer,
-    find_living: FindLiving,
-    take_overview: TakeOverview,
-    settings: SettingsTree,
+    program_id: str, viewer: Viewer, view: Living, overview: CurrentOverview, settings: SettingsTree
 ) -> ProgramDetail:
     """Show one program with its latest calls."""
-    view = await find_living(program_id)
     if view is None:
         raise unknown_program(program_id)
-    overview = take_overview()
     return ProgramDetail(
         **asdict(program_row(view, overview, settings.scheduler, viewer)),
         critical_path_s=critical_path_s(view.calls),

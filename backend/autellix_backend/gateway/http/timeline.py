@@ -7,9 +7,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import Any
 
-import msgspec
 from fastapi import APIRouter
-from starlette.requests import Request
 from starlette.responses import Response
 
 from autellix_backend.gateway.calls.open_call import OpenCall
@@ -18,13 +16,13 @@ from autellix_backend.gateway.history.critical_path import Spent, spent
 from autellix_backend.gateway.history.ended_program import EndedCall, EndedProgram
 from autellix_backend.gateway.history.history import OpenProgram
 from autellix_backend.gateway.history.spans import Span, SpanKind, spans
-from autellix_backend.gateway.http.bodies import JSON_TYPE
+from autellix_backend.gateway.http.bodies import json_response
 from autellix_backend.gateway.http.components import (
-    FindEnded,
-    FindLiving,
+    CurrentOverview,
+    Ended,
     History,
-    TakeOverview,
-    Turns,
+    Living,
+    Turn,
     Viewer,
     unknown_program,
 )
@@ -75,34 +73,24 @@ router = APIRouter(tags=["operators"], responses=refusals(401, 500))
 async def show_timeline(
     program_id: str,
     viewer: Viewer,
-    find_living: FindLiving,
-    find_ended: FindEnded,
-    take_overview: TakeOverview,
+    _turn: Turn,
+    view: Living,
+    program: Ended,
+    overview: CurrentOverview,
     history: History,
-    turns: Turns,
-    request: Request,
 ) -> Response:
     """Show what each call of a program did when, while it runs or after it ended."""
+    state = ENDED
+    open_rows: tuple[TimelineCall, ...] = ()
+    if view is not None:
+        state = overview.program_state(view)
+        living = history.living(view.program_id)
+        program, open_rows = living_program(view, living, overview, wall_s=time.time())
+    if program is None:
+        raise unknown_program(program_id)
+    shown_id = viewer.shown(program.program_id)
     # A thread encodes the answer: thousands of calls would delay those of other programs.
-    async with turns.turn(viewer, request):
-        state = ENDED
-        open_rows: tuple[TimelineCall, ...] = ()
-        if (view := await find_living(program_id)) is None:
-            program = await find_ended(program_id)
-            if program is None:
-                raise unknown_program(program_id)
-        else:
-            overview = take_overview()
-            state = overview.program_state(view)
-            living = history.living(view.program_id)
-            program, open_rows = living_program(view, living, overview, wall_s=time.time())
-        shown_id = viewer.shown(program.program_id)
-        content = await asyncio.to_thread(_encoded, program, shown_id, state, open_rows)
-    return Response(content, media_type=JSON_TYPE)
-
-
-def _encoded(program: EndedProgram, shown_id: str, state: str, open_rows: tuple[TimelineCall, ...]) -> bytes:
-    return msgspec.json.encode(timeline_of(program, shown_id, state, open_rows))
+    return await asyncio.to_thread(lambda: json_response(timeline_of(program, shown_id, state, open_rows)))
 
 
 def timeline_of(

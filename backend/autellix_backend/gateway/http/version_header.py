@@ -8,7 +8,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from autellix_wire.headers import VERSION
 
-_HEADER = (VERSION.lower().encode(), importlib.metadata.version("autellix").encode())
+VERSION_HEADER = (VERSION.lower().encode(), importlib.metadata.version("autellix").encode())
 
 
 class VersionHeader:
@@ -25,7 +25,7 @@ class VersionHeader:
 
         async def send_with_version(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message.get("headers", ()), _HEADER]
+                message["headers"] = [*message.get("headers", ()), VERSION_HEADER]
             await send(message)
 
         await self._app(scope, receive, send_with_version)
