@@ -114,7 +114,6 @@ def create_app(
     app.router.routes.extend(head_routes(app))
     app.state.components = components
     app.state.closing = components.closing
-    app.state.tenants = components.tenants
     app.state.pool = components.pool
     app.state.router = components.router
     app.state.limiter = components.limiter
