@@ -233,3 +233,12 @@ def test_each_gateway_has_its_own_registry() -> None:
     assert b'autellix_reaped_total{kind="session"} 2.0' in first.render()
     assert b'autellix_stored{kind="programs"} 3.0' in first.render()
     assert b"autellix_reaped_total{" not in second.render()
+
+
+def test_an_engine_that_comes_back_is_counted_from_zero() -> None:
+    metrics = GatewayMetrics()
+    for _ in range(2):
+        metrics.calls.take(settled_call(engine="a", service_s=2.0))
+        service_s = metrics.registry.get_sample_value("autellix_service_seconds_total", {"engine": "a"})
+        assert service_s == 2.0
+        metrics.forget_engine("a")

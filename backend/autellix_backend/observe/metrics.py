@@ -7,6 +7,7 @@ Labels take values from bounded sets only, so the number of series is bounded.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from importlib.metadata import version
 
 from prometheus_client import Counter, Info, ProcessCollector, generate_latest
@@ -31,6 +32,8 @@ class CallMetrics:
     """Counts settled calls."""
 
     def __init__(self, make: MetricFactory) -> None:
+        # The labels of calls repeat, and prometheus_client's lookup costs more than its counting.
+        self.series = cache(lambda metric, *labels: metric.labels(*labels))
         self._models = LearnedLabels(MAX_MODELS)
         self._calls = make.counter("calls", "Settled calls.", "outcome", "source", "engine", "model")
         self._duration_s = make.latency(
@@ -61,28 +64,28 @@ class CallMetrics:
 
     def take(self, call: SettledCall) -> None:
         """Count a call."""
-        engine, receipt, usage = call.engine, call.receipt, call.engine_usage
+        series, engine, receipt, usage = self.series, call.engine, call.receipt, call.engine_usage
         model = self._models.of(call.model, is_known=call.outcome is Outcome.OK)
-        self._calls.labels(call.outcome, call.identity_source, engine, model).inc()
-        self._duration_s.labels(engine, model).observe(call.duration_s)
-        self._service_s.labels(engine).inc(receipt.service_s)
-        self._total_wait_s.labels(engine, "inactive").inc(receipt.inactive_s)
-        self._total_wait_s.labels(engine, "slot").inc(max(0.0, receipt.wait_s - receipt.inactive_s))
-        _add(self._preemptions.labels(engine), receipt.preemptions)
+        series(self._calls, call.outcome, call.identity_source, engine, model).inc()
+        series(self._duration_s, engine, model).observe(call.duration_s)
+        series(self._service_s, engine).inc(receipt.service_s)
+        series(self._total_wait_s, engine, "inactive").inc(receipt.inactive_s)
+        series(self._total_wait_s, engine, "slot").inc(max(0.0, receipt.wait_s - receipt.inactive_s))
+        _add(series(self._preemptions, engine), receipt.preemptions)
         if call.tenant:
-            self._tenant_calls.labels(call.tenant, call.outcome).inc()
-            self._tenant_service_s.labels(call.tenant).inc(receipt.service_s)
+            series(self._tenant_calls, call.tenant, call.outcome).inc()
+            series(self._tenant_service_s, call.tenant).inc(receipt.service_s)
         if receipt.level is not None:
-            self._wait_s.labels(str(receipt.level)).observe(receipt.wait_s)
+            series(self._wait_s, str(receipt.level)).observe(receipt.wait_s)
         if call.first_token_s is not None and call.outcome is Outcome.OK:
-            self._first_token_s.labels(engine, model).observe(call.first_token_s)
+            series(self._first_token_s, engine, model).observe(call.first_token_s)
         if (output_token_s := call.output_token_s) is not None:
-            self._output_token_s.labels(engine, model).observe(output_token_s)
-        _add(self._tokens.labels(engine, model, "prompt"), usage.prompt_tokens if usage else 0)
-        _add(self._tokens.labels(engine, model, "cached"), usage.cached_tokens if usage else 0)
-        _add(self._tokens.labels(engine, model, "output"), usage.output_tokens if usage else 0)
-        _add(self._moves.labels(engine, "demotion"), receipt.demotions)
-        _add(self._moves.labels(engine, "promotion"), receipt.promotions)
+            series(self._output_token_s, engine, model).observe(output_token_s)
+        _add(series(self._tokens, engine, model, "prompt"), usage.prompt_tokens if usage else 0)
+        _add(series(self._tokens, engine, model, "cached"), usage.cached_tokens if usage else 0)
+        _add(series(self._tokens, engine, model, "output"), usage.output_tokens if usage else 0)
+        _add(series(self._moves, engine, "demotion"), receipt.demotions)
+        _add(series(self._moves, engine, "promotion"), receipt.promotions)
 
 
 def _add(counter: Counter, amount: int | None) -> None:
@@ -297,6 +300,7 @@ class GatewayMetrics:
     def forget_engine(self, engine: str) -> None:
         """Remove the series of an engine that has left."""
         self.offload.forget(engine)
+        self.calls.series.cache_clear()
         self._make.forget_engine(engine)
 
     def follow_store(self, failure: Callable[[], str | None]) -> None:
