@@ -16,13 +16,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import statistics
 import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import AsyncExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,7 @@ from proxies import Proxy, command, free_port
 from autellix_lab.fakes.engine import MODEL_NAME
 
 CHAT = "/v1/chat/completions"
-CALL_LIMIT_S = 60.0
+CALL_LIMIT_S = 120.0
 PROGRAMS = 8
 PROMPT = "How long is the queue today? " * 70
 """About two kilobytes, as the prompt of a short agent step."""
@@ -167,9 +166,8 @@ async def start(stack: AsyncExitStack, options: argparse.Namespace) -> list[Prox
     return ways
 
 
-async def measure(options: argparse.Namespace) -> list[Row]:
-    """Measure all ways under all loads."""
-    found: list[Row] = []
+async def measure(options: argparse.Namespace) -> None:
+    """Measure all ways under all loads, and print what is found."""
     async with AsyncExitStack() as stack:
         ways = await start(stack, options)
         for load in TOKENS:
@@ -178,20 +176,22 @@ async def measure(options: argparse.Namespace) -> list[Row]:
                 for turn in range(options.rounds):
                     first = turn % len(ways)
                     for way in ways[first:] + ways[:first]:
-                        await add(loads[way.name], way, load, clients, options.seconds)
-                found += rows(load, clients, loads)
-                print(f"measured: {load}, {clients} clients", file=sys.stderr, flush=True)
-    return found
+                        try:
+                            await add(loads[way.name], way, load, clients, options.seconds)
+                        except (TimeoutError, aiohttp.ClientError) as error:
+                            print(f"{way.name} is left out from here on: {error!r}", file=sys.stderr)
+                            ways.remove(way)
+                            del loads[way.name]
+                print_rows(rows(load, clients, loads))
 
 
-def print_table(found: list[Row]) -> None:
-    """Print a Markdown table."""
-    print("| load | clients | through | CPU ms | times plain | added p50, ms | added p99, ms | calls/s |")
-    print("|---|---|---|---|---|---|---|---|")
+def print_rows(found: Iterable[Row]) -> None:
+    """Print lines of a Markdown table."""
     for row in found:
         costs = f"{row.cpu_ms:.3f} | {row.times_plain:.2f}" if row.cpu_ms else "|"
         added = f"{row.added_p50_ms:.2f} | {row.added_p99_ms:.2f}" if row.way != DIRECT else "|"
         print(f"| {row.load} | {row.clients} | {row.way} | {costs} | {added} | {row.calls_per_s:.0f} |")
+    sys.stdout.flush()
 
 
 def main() -> None:
@@ -203,13 +203,9 @@ def main() -> None:
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 16, 64, 256], help="at once")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=2.0, help="of calls, for each way in each round")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    options = parser.parse_args()
-    found = asyncio.run(measure(options))
-    if options.json:
-        print(json.dumps([asdict(row) for row in found], indent=2))
-        return
-    print_table(found)
+    print("| load | clients | through | CPU ms | times plain | added p50, ms | added p99, ms | calls/s |")
+    print("|---|---|---|---|---|---|---|---|")
+    asyncio.run(measure(parser.parse_args()))
 
 
 if __name__ == "__main__":
