@@ -6,9 +6,9 @@ A process of its own, for benchmarks of what stands in front of it. Reports need
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import os
-import sys
 
 import uvloop
 
@@ -34,5 +34,7 @@ async def serve(port: int) -> None:
 
 
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("port", type=int)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(serve(int(sys.argv[1])))
+        runner.run(serve(parser.parse_args().port))

@@ -5,7 +5,7 @@ It passes calls on with the server's settings of `autellix serve`, and reads not
 
 from __future__ import annotations
 
-import sys
+import argparse
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -55,6 +55,10 @@ def create_app(engine: str) -> FastAPI:
 
 
 if __name__ == "__main__":
-    config = server_config(create_app(sys.argv[1]), lifespan="on")
-    config.host, config.port = "127.0.0.1", int(sys.argv[2])
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("engine", metavar="URL")
+    parser.add_argument("port", type=int)
+    args = parser.parse_args()
+    config = server_config(create_app(args.engine), lifespan="on")
+    config.host, config.port = "127.0.0.1", args.port
     uvicorn.Server(config).run()
