@@ -34,7 +34,7 @@ from autellix_backend.settings import Settings, StoreSettings
 from autellix_backend.stores.base import CallEnd, CallStart, ProgramStore
 from autellix_backend.stores.factory import make_store
 from autellix_backend.stores.redis import RedisStore
-from autellix_backend.stores.redis_link import RedisLink
+from autellix_backend.stores.redis_scripts import RedisScripts
 from autellix_backend.stores.table_clock import TableClock
 from autellix_lab.fakes.engine import FakeBehaviour, FakeEngine
 
@@ -44,7 +44,7 @@ SEED = 7
 START_S = 10.0
 IDLE_S = 600.0
 TIMEOUT_MS = 10_000
-"""Nothing may fall back to a copy while it is measured."""
+"""Nothing may fall back to memory while it is measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ async def opened(kind: str, url: str) -> AsyncIterator[ProgramStore]:
     if kind == "redis":
         store = RedisStore(
             make_policy("plas"),
-            RedisLink(url, key_prefix=settings.key_prefix, timeout_s=TIMEOUT_MS / 1000),
+            RedisScripts(url, key_prefix=settings.key_prefix, timeout_s=TIMEOUT_MS / 1000),
             program_idle_s=IDLE_S,
             session_ttl_s=IDLE_S,
             lease_s=IDLE_S,
@@ -150,7 +150,7 @@ async def opened(kind: str, url: str) -> AsyncIterator[ProgramStore]:
 
 
 def _refuse() -> None:
-    raise RuntimeError("the store fell back to its copy: this is no measurement")
+    raise RuntimeError("the store fell back to memory: this is no measurement")
 
 
 async def make_call(store: ProgramStore, program: int, number: int, times_s: list[float]) -> None:
@@ -269,7 +269,7 @@ async def run(options: argparse.Namespace) -> None:
     """Measure everything and print it."""
     with redis_server(options.redis_server) as server:
         operations: list[Operations] = []
-        for kind in ("memory", "redis", "replicated"):
+        for kind in ("memory", "redis", "fallback"):
             rows, program_bytes = await measure_store(
                 kind, server, options.programs, options.calls, (1, options.at_once)
             )

@@ -31,9 +31,7 @@ START_S = 120.0
 # Short waits where a drill would only wait longer, and long ones where a busy machine must not matter.
 SETTINGS = {
     "AUTELLIX_STORE_KEY_PREFIX": KEY_PREFIX,
-    "AUTELLIX_STORE_TIMEOUT_MS": "300",
     "AUTELLIX_SCHEDULER_POLICY": SCHEDULER.policy,
-    "AUTELLIX_SCHEDULER_SERVICE": SCHEDULER.service,
     "AUTELLIX_GATEWAY_RECOVERY_WAIT_S": "25",
     "AUTELLIX_GATEWAY_TOKEN_SECRET": "the drills' gateways share one",
     "AUTELLIX_ENGINE_KIND": "vllm",

@@ -7,7 +7,7 @@ from tests.redis_server import RedisServer
 from tests.stores.tables import Table
 
 
-@pytest.fixture(params=["memory", "redis", "replicated"])
+@pytest.fixture(params=["memory", "redis", "fallback"])
 def table(request: pytest.FixtureRequest) -> Table:
     """Return an empty table."""
     if request.param == "memory":

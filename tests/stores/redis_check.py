@@ -13,8 +13,6 @@ SINGLE_KEYS = {
     "idle",
     "sessions",
     "ends",
-    "ended",
-    "closed",
     "numbers",
     "owners",
     "closing",
@@ -40,7 +38,7 @@ class _Check:
         assert not active & idle, active & idle
         held: dict[str, set[str]] = {}
         for kind, names in self._named().items():
-            if kind in ("p", "r", "l", "h", "e", "ps"):
+            if kind in ("p", "r", "h", "e", "ps"):
                 assert names <= programs, (kind, names - programs)
             if kind == "g":
                 gone = {str(member) for member in self._client.smembers(f"{self._tag}:gone")}

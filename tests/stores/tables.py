@@ -11,11 +11,10 @@ from tests.stores.redis_check import check_table
 
 from autellix_backend.core.policies import make_policy
 from autellix_backend.stores.base import CallEnd, CallStart, ProgramStore, ProgramView
-from autellix_backend.stores.local_copy import LocalCopy
+from autellix_backend.stores.fallback import FallbackStore
 from autellix_backend.stores.memory import MemoryStore
 from autellix_backend.stores.redis import RedisStore
-from autellix_backend.stores.redis_link import RedisLink
-from autellix_backend.stores.replicated import ReplicatedStore
+from autellix_backend.stores.redis_scripts import RedisScripts
 from autellix_backend.stores.table_clock import TableClock
 
 IDLE_S = 100.0
@@ -73,14 +72,13 @@ class Table:
 
     def _make(self, policy: str, **options: Any) -> ProgramStore:
         rule = make_policy(policy)
+        memory = MemoryStore(rule, program_idle_s=IDLE_S, session_ttl_s=SESSION_TTL_S)
         if self._kind == "memory":
-            return MemoryStore(rule, program_idle_s=IDLE_S, session_ttl_s=SESSION_TTL_S)
+            return memory
         shared = self._shared(policy, **options)
         if self._kind == "redis":
             return shared
-        # As the factory has it: heartbeats go to any gateway.
-        local = LocalCopy(rule, program_idle_s=IDLE_S, session_ttl_s=max(SESSION_TTL_S, IDLE_S))
-        return ReplicatedStore(shared, local, rule, on_fallback=options.get("on_fallback", lambda: None))
+        return FallbackStore(shared, memory, on_fallback=options.get("on_fallback", lambda: None))
 
     def _shared(
         self,
@@ -93,7 +91,7 @@ class Table:
     ) -> RedisStore:
         return RedisStore(
             make_policy(policy),
-            RedisLink(url or self._url or "", key_prefix=self._prefix, timeout_s=timeout_s),
+            RedisScripts(url or self._url or "", key_prefix=self._prefix, timeout_s=timeout_s),
             program_idle_s=IDLE_S,
             session_ttl_s=SESSION_TTL_S,
             lease_s=LEASE_S,
@@ -103,12 +101,12 @@ class Table:
 
 def check(store: Any) -> None:
     """Assert the invariants of a store; blocks while it reads Redis."""
-    if isinstance(store, ReplicatedStore):
-        store._local.check()
+    if isinstance(store, FallbackStore):
+        store._memory.check()
         if store.failure() is None:
-            check(store._shared.store)
+            check(store._shared)
     elif isinstance(store, RedisStore):
-        check_table(store._link.url, store._link.tag)
+        check_table(store._scripts.url, store._scripts.tag)
     else:
         store.check()
 

@@ -28,7 +28,6 @@ def test_they_are_those_of_a_dict(steps: list[tuple[str, str, float]]) -> None:
         else:
             assert deadlines.is_due(name, moment) is (name in model and model[name] <= moment)
             assert sorted(deadlines.due(moment)) == sorted(n for n, at in model.items() if at <= moment)
-        assert deadlines.moments() == model
         assert (len(deadlines), "a" in deadlines) == (len(model), "a" in model)
 
 

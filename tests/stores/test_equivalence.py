@@ -41,7 +41,6 @@ STARTS = st.builds(
     session_id=st.none() | SESSIONS,
     name=st.none() | st.sampled_from(["chat", "tree"]),
     class_id=st.none() | st.sampled_from(["/chat", "/tree"]),
-    prompt_tokens=st.integers(0, 9),
     hint=st.none() | st.builds(Hint, calls=st.none() | SECONDS, tokens=st.none() | SECONDS),
     flags=FLAGS.map(tuple),
     interceptions=st.lists(st.tuples(st.sampled_from(["search"]), SECONDS), max_size=2).map(tuple),
@@ -131,7 +130,7 @@ def test_every_field_of_a_view_is_restored(table: Table) -> None:
         full: dict[str, Any] = {"name": "chat", "thread_id": "2", "parents": ("x",), "flags": ("implicit",)}
         tools = (("search", 0.5),)
         for one in (memory, store):
-            sized = {**full, "class_id": "/chat", "prompt_tokens": 8, "owner": "me"}
+            sized = {**full, "class_id": "/chat", "owner": "me"}
             await one.begin(start("a", session="s", interceptions=tools, **sized), 1.0)
             await one.begin(start("b", **full), 2.0)
             tokens: dict[str, Any] = {"prompt_tokens": 7, "cached_tokens": 5, "output_tokens": 3}

@@ -10,8 +10,8 @@ import pytest
 from autellix_backend.settings import Settings, SettingsError, StoreSettings
 from autellix_backend.stores.base import ProgramStore
 from autellix_backend.stores.factory import make_store
+from autellix_backend.stores.fallback import FallbackStore
 from autellix_backend.stores.memory import MemoryStore
-from autellix_backend.stores.replicated import ReplicatedStore
 
 
 def made(url: str) -> ProgramStore:
@@ -21,11 +21,11 @@ def made(url: str) -> ProgramStore:
 
 def test_the_address_decides() -> None:
     assert isinstance(made("memory://"), MemoryStore)
-    assert isinstance(made("redis://localhost/0"), ReplicatedStore)
+    assert isinstance(made("redis://localhost/0"), FallbackStore)
 
 
 def test_a_missing_client_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("redis", "redis_link", "redis_address"):
+    for name in ("redis", "redis_scripts", "fallback"):
         monkeypatch.delitem(sys.modules, f"autellix_backend.stores.{name}", raising=False)
     monkeypatch.setitem(sys.modules, "redis.asyncio", None)
     with pytest.raises(SettingsError, match=r"store.url.*pip install 'autellix\[redis\]'"):

@@ -15,7 +15,7 @@ from autellix_backend.core.errors import UnknownCallError
 from autellix_backend.core.estimate import LEAST_PROGRAMS
 from autellix_backend.stores.base import Counts, ProgramEnd, Reaped
 from autellix_backend.stores.redis import MAX_NAMES, MAX_REAPED
-from autellix_backend.stores.redis_link import NotMemberError
+from autellix_backend.stores.redis_scripts import NotMemberError
 from autellix_backend.stores.table_clock import TableClock
 
 
@@ -76,7 +76,7 @@ def test_a_returning_gateway_keeps_its_calls_and_its_old_commands_are_refused(sh
         before = one._gateway
         await one.open()
         with pytest.raises(NotMemberError):
-            await one._link.run("end", before, "p")
+            await one._scripts.run("end", before, "p")
         await one.settle(end("a", 1.0, is_final=True), 1.0)
         assert await other.counts() == Counts(programs=0, sessions=0, active_calls=0)
         check(one)
@@ -122,7 +122,7 @@ def test_a_new_gateway_reads_the_latest_ends(shared: Table, monkeypatch: pytest.
         heard: list[ProgramEnd] = []
         one.subscribe(heard.append)
         for number in range(4):
-            await one.begin(start("k", f"p{number}", class_id="/chat", prompt_tokens=number), 0.0)
+            await one.begin(start("k", f"p{number}", class_id="/chat"), 0.0)
             await one.settle(end("k", 1.0, program=f"p{number}", output_tokens=1, is_final=True), 1.0)
             other = await shared.open()
             assert await other.recent_ends() == heard
@@ -170,7 +170,7 @@ def test_a_session_of_many_programs_ends_in_steps(shared: Table, monkeypatch: py
         for number in range(35):
             await one.begin(start("k", f"p{number}", "s"), 0.0)
             await one.settle(end("k", 1.0, program=f"p{number}"), 0.0)
-        was_there, taken, gone = await one._link.run("close", one._gateway, "s", 10, "first")
+        was_there, taken, gone = await one._scripts.run("close", one._gateway, "s", 10, "first")
         assert (was_there, taken, len(gone)) == (1, 10, 10)
         check(one)
         # The session is over; a new one of its id keeps what begins in it.
@@ -200,7 +200,7 @@ def test_no_script_works_on_more_than_a_page(shared: Table) -> None:
 
         await asyncio.gather(*(use(f"p{number}") for number in range(count)))
         sizes: list[int] = []
-        run = store._link.run
+        run = store._scripts.run
 
         async def measured(name: str, *arguments: Any) -> Any:
             answer = await run(name, *arguments)
@@ -209,7 +209,7 @@ def test_no_script_works_on_more_than_a_page(shared: Table) -> None:
 
         monkeypatch = pytest.MonkeyPatch()
         with monkeypatch.context() as patch:
-            patch.setattr(store._link, "run", measured)
+            patch.setattr(store._scripts, "run", measured)
             assert len(await all_programs(store)) == count
             assert await store.close_session("s", 0.0) is True
         assert max(sizes) <= 2 * MAX_NAMES
@@ -230,9 +230,9 @@ def test_a_leap_of_rediss_clock_ages_nothing(shared: Table, leap_s: float) -> No
         await store.settle(end("a", 1.0), 100.0)
         before_s = clock.shared(0.0)
         # As if Redis's clock had gone the other way since the last look.
-        with redis.Redis.from_url(store._link.url, protocol=2) as client:
-            server_s = float(client.hget(f"{store._link.tag}:clock", "server"))
-            client.hset(f"{store._link.tag}:clock", "server", repr(server_s - leap_s))
+        with redis.Redis.from_url(store._scripts.url, protocol=2) as client:
+            server_s = float(client.hget(f"{store._scripts.tag}:clock", "server"))
+            client.hset(f"{store._scripts.tag}:clock", "server", repr(server_s - leap_s))
         late = TableClock(lambda: 100.0)
         other = await shared.open(clock=late)
         for one in (store, other):

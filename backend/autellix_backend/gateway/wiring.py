@@ -92,9 +92,7 @@ class Components:
         self.turns = AnswerTurns()
         self.sessions = OpenSessions(ttl_s=SESSION_TTL_S, on_refusal=self.count_refusal)
         is_shared = settings.store.is_shared
-        # A shared table outlives the gateway, and knows its sessions.
-        grace_s = 0.0 if is_shared else SESSION_TTL_S
-        running = RunningSessions(self.store, clock=clock, is_shared=is_shared, grace_s=grace_s)
+        running = RunningSessions(self.store, clock=clock, is_shared=is_shared, grace_s=SESSION_TTL_S)
         self.tokens = SessionTokens(
             gateway.token_secret,
             running,

@@ -287,7 +287,7 @@ class GatewayMetrics:
         self.offload = OffloadMetrics(make)
         self.queues = QueueMetrics(make)
         self.store_fallbacks = make.counter(
-            "store_fallbacks", "Operations that the gateway's copy of the process table answered alone."
+            "store_fallbacks", "Operations that a table in memory answered in place of the shared one."
         )
         self._store_up = make.gauge("store_up", "Whether the process table can be reached.")
         self._stored = make.gauge("stored", "Entries in the store.", "kind")

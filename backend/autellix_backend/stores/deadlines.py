@@ -31,10 +31,6 @@ class Deadlines:
         """Remove a name; return whether it was there."""
         return self._moments.pop(name, None) is not None
 
-    def moments(self) -> dict[str, float]:
-        """Return the moment of each name."""
-        return dict(self._moments)
-
     def is_due(self, name: str, now: float) -> bool:
         """Return whether a name is there and its moment not after `now`."""
         moment = self._moments.get(name)

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from autellix_backend.core.policies import make_policy
 from autellix_backend.settings import Settings, SettingsError
 from autellix_backend.stores.base import ProgramStore
-from autellix_backend.stores.local_copy import LocalCopy
 from autellix_backend.stores.memory import MemoryStore
 from autellix_backend.stores.table_clock import TableClock
 
@@ -28,36 +27,34 @@ def make_store(
 ) -> ProgramStore:
     """Create a store that receives times of `clock`; nothing is opened yet.
 
-    `on_fallback` is called for each operation that the gateway's copy alone answers.
+    `on_fallback` is called for each operation that memory answers in place of Redis.
 
     Raises:
         SettingsError: if the client of Redis is not installed, or cannot read its address.
     """
     policy = make_policy(settings.scheduler.policy)
     store, program_idle_s = settings.store, settings.gateway.program_idle_s
+    memory = MemoryStore(policy, program_idle_s=program_idle_s, session_ttl_s=session_ttl_s)
     if not store.is_shared:
-        return MemoryStore(policy, program_idle_s=program_idle_s, session_ttl_s=session_ttl_s)
+        return memory
     try:
+        from autellix_backend.stores.fallback import FallbackStore
         from autellix_backend.stores.redis import RedisStore
-        from autellix_backend.stores.redis_link import RedisLink
-        from autellix_backend.stores.replicated import ReplicatedStore
+        from autellix_backend.stores.redis_scripts import RedisScripts
     except ModuleNotFoundError as error:
         raise SettingsError(
             "store.url", f"needs a package that is missing ({error.name})", "pip install 'autellix[redis]'"
         ) from error
     try:
-        link = RedisLink(store.url, key_prefix=store.key_prefix, timeout_s=store.timeout_ms / 1000)
+        scripts = RedisScripts(store.url, key_prefix=store.key_prefix, timeout_s=store.timeout_ms / 1000)
     except ValueError as error:
         raise SettingsError("store.url", str(error), REDIS_URL) from error
     shared = RedisStore(
         policy,
-        link,
+        scripts,
         program_idle_s=program_idle_s,
         session_ttl_s=session_ttl_s,
         lease_s=LEASE_S,
         clock=TableClock(clock),
     )
-    # Heartbeats go to any gateway, so a session without one here may be alive.
-    copy_ttl_s = max(session_ttl_s, program_idle_s)
-    local = LocalCopy(policy, program_idle_s=program_idle_s, session_ttl_s=copy_ttl_s)
-    return ReplicatedStore(shared, local, policy, on_fallback=on_fallback)
+    return FallbackStore(shared, memory, on_fallback=on_fallback)

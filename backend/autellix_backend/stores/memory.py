@@ -192,6 +192,13 @@ class MemoryStore:
         """End a program."""
         return self._end(program_id)
 
+    async def end_all(self) -> None:
+        """End all programs, at once or with their last running calls."""
+        pauses = Pauses()
+        for program_id in list(self._entries):
+            self._end(program_id)
+            await pauses.pause()
+
     async def reap(self, now: float) -> Reaped:
         """Remove what is stale."""
         last_heartbeat_s = now - self._session_ttl_s

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import msgspec
 
@@ -37,7 +36,6 @@ from autellix_backend.stores.base import (
 from autellix_backend.stores.listing import ListingPlace
 from autellix_backend.stores.memory import HISTORY_CALLS, MAX_FLAGS
 from autellix_backend.stores.redis_ends import NO_EVENT, EndStream, decode_end
-from autellix_backend.stores.redis_link import RedisLink
 from autellix_backend.stores.redis_records import (
     KnownProgram,
     decode_view,
@@ -47,6 +45,7 @@ from autellix_backend.stores.redis_records import (
     merge_rule,
     to_text,
 )
+from autellix_backend.stores.redis_scripts import RedisScripts
 from autellix_backend.stores.table_clock import TableClock
 
 LOST = "lost"
@@ -69,7 +68,7 @@ class RedisStore:
     def __init__(
         self,
         policy: Policy,
-        link: RedisLink,
+        scripts: RedisScripts,
         *,
         program_idle_s: float,
         session_ttl_s: float,
@@ -78,7 +77,7 @@ class RedisStore:
     ) -> None:
         self._policy = policy
         self._rule = merge_rule(policy)
-        self._link = link
+        self._scripts = scripts
         self._program_idle_s = program_idle_s
         self._session_ttl_s = session_ttl_s
         self._lease_s = lease_s
@@ -95,32 +94,32 @@ class RedisStore:
         Raises:
             StoreUnavailableError: if the table cannot be reached.
         """
+        if self._gateway:
+            # Connections from before the error may be open here alone.
+            await self._scripts.disconnect()
         sent_s = self.clock.own_now()
-        table_s = await self._link.run("time")
+        table_s = await self._scripts.run("time")
         self.clock.measured(float(table_s), sent_s, self.clock.own_now())
         gateway = secrets.token_hex(6)
         lease_end_s = self.clock.shared(self.clock.own_now()) + self._lease_s
-        answer = await self._link.run("join", self._gateway, gateway, repr(lease_end_s), secrets.token_hex(6))
+        names = (self._gateway, gateway, repr(lease_end_s), secrets.token_hex(6))
+        answer = await self._scripts.run("join", *names)
         epoch, last_event = (word.decode() for word in answer)
         if epoch != self.epoch:
             self.epoch = epoch
             self._ends.restart(last_event)
         self._gateway = gateway
 
-    def disconnect(self, error: StoreUnavailableError) -> None:
-        """Drop the connection; pending operations raise this error."""
-        self._link.reset(error)
-
     async def close(self) -> None:
         """Leave the table, unless calls are running, and drop the connection."""
         try:
             if self._gateway:
-                await self._link.run("leave", self._gateway)
+                await self._scripts.run("leave", self._gateway)
         except StoreUnavailableError:
             # The lease ends by itself.
             pass
         finally:
-            await self._link.close()
+            await self._scripts.close()
 
     def failure(self) -> str | None:
         """Return None: this store raises instead."""
@@ -146,7 +145,7 @@ class RedisStore:
             "hint": to_text(call.hint) if call.hint is not None and self._policy.sizes_programs else None,
             "parents": call.parents if self._policy.reads_parents else None,
         }
-        answer = await self._link.run("begin", self._gateway, encode_argument(start))
+        answer = await self._scripts.run("begin", self._gateway, encode_argument(start))
         if answer == 0:
             raise DuplicateCallError(call.key)
         if answer == 1:
@@ -196,22 +195,18 @@ class RedisStore:
 
     async def session_owner(self, session_id: str) -> str | None:
         """Return a running session's owner."""
-        owner = await self._link.run("owner", self._gateway, session_id)
+        owner = await self._scripts.run("owner", self._gateway, session_id)
         return None if owner is None else str(owner.decode())
 
     async def heartbeat(self, session_id: str, now: float) -> bool:
         """Refresh a session if there is one."""
         return await self._beat(session_id, now, "refresh")
 
-    async def merge_session(self, session_id: str, now: float, owner: str | None = None) -> None:
-        """Start a session or refresh it, keeping a later heartbeat and an earlier owner."""
-        await self._beat(session_id, now, "merge", owner)
-
     async def close_session(self, session_id: str, now: float) -> bool:  # noqa: ARG002
         """End a session and the programs that it alone keeps, some at a time."""
         was_there, taken, step = False, MAX_REAPED, "first"
         while taken == MAX_REAPED:
-            answer = await self._link.run("close", self._gateway, session_id, MAX_REAPED, step)
+            answer = await self._scripts.run("close", self._gateway, session_id, MAX_REAPED, step)
             is_known, taken, gone = answer
             await self._publish(gone)
             was_there |= bool(is_known)
@@ -220,7 +215,7 @@ class RedisStore:
 
     async def end_program(self, program_id: str, now: float) -> bool:  # noqa: ARG002
         """End a program."""
-        was_there, gone = await self._link.run("end", self._gateway, program_id)
+        was_there, gone = await self._scripts.run("end", self._gateway, program_id)
         self._ends.on_answer(gone)
         return bool(was_there)
 
@@ -234,14 +229,6 @@ class RedisStore:
             programs += round_programs
             sessions += round_sessions
         return Reaped(programs=tuple(programs), sessions=tuple(sessions))
-
-    async def absorb(self, delta: dict[str, Any]) -> bool:
-        """Merge a delta of a program; return whether the program is in the table afterwards."""
-        answer = await self._link.run("absorb", self._gateway, encode_argument(delta))
-        if answer == 0:
-            return False
-        self._ends.on_answer(answer)
-        return not answer
 
     async def program(self, program_id: str) -> ProgramView | None:
         """Return one program with its calls."""
@@ -274,7 +261,7 @@ class RedisStore:
     ) -> tuple[list[tuple[ListingPlace, str]], ListingPlace | None]:
         """Return the next names behind a place, and the place behind which to go on; None at the end."""
         kind = "active" if place.is_active else "idle"
-        last, names = await self._link.run("page", self._gateway, kind, place.number, MAX_NAMES, prefix)
+        last, names = await self._scripts.run("page", self._gateway, kind, place.number, MAX_NAMES, prefix)
         found = [
             (ListingPlace(place.is_active, int(number)), name.decode())
             for name, number in zip(names[::2], names[1::2], strict=True)
@@ -285,7 +272,7 @@ class RedisStore:
 
     async def counts(self) -> Counts:
         """Count programs, sessions and running calls."""
-        programs, sessions, active_calls = await self._link.run("counts", self._gateway)
+        programs, sessions, active_calls = await self._scripts.run("counts", self._gateway)
         return Counts(programs=programs, sessions=sessions, active_calls=active_calls)
 
     async def recent_ends(self) -> list[ProgramEnd]:
@@ -294,7 +281,7 @@ class RedisStore:
         after = NO_EVENT.encode()
         is_full = True
         while is_full:
-            events = await self._link.run("ends", self._gateway, after, self._ends.last_event, MAX_REAPED)
+            events = await self._scripts.run("ends", self._gateway, after, self._ends.last_event, MAX_REAPED)
             ends += [decode_end(*fields[1::2]) for _, fields in events]
             is_full = len(events) == MAX_REAPED
             after = events[-1][0] if events else after
@@ -317,9 +304,8 @@ class RedisStore:
             "most_entries": HISTORY_CALLS,
             "rule": self._rule,
             "is_final": end.is_final,
-            "is_lost": end.outcome == LOST,
         }
-        answer = await self._link.run("settle", self._gateway, owner, msgspec.json.encode(ending))
+        answer = await self._scripts.run("settle", self._gateway, owner, msgspec.json.encode(ending))
         if answer == 0:
             return None
         name, class_id, gone = answer
@@ -328,14 +314,14 @@ class RedisStore:
 
     async def _beat(self, session_id: str, now: float, manner: str, owner: str | None = None) -> bool:
         time = repr(self.clock.shared(now))
-        answer = await self._link.run("beat", self._gateway, session_id, time, manner, owner or "")
+        answer = await self._scripts.run("beat", self._gateway, session_id, time, manner, owner or "")
         if answer == FOREIGN:
             raise NotOwnerError(session_id)
         return bool(answer)
 
     async def _reap_some(self, now: float) -> tuple[list[str], list[str], bool]:
         now_s, sent_s = self.clock.shared(now), self.clock.own_now()
-        answer = await self._link.run(
+        answer = await self._scripts.run(
             "reap",
             self._gateway,
             *(repr(now_s), repr(now_s + self._lease_s)),
@@ -346,7 +332,7 @@ class RedisStore:
         self.clock.measured(float(table_s), sent_s, self.clock.own_now())
         await self._publish(gone)
         for gateway, key, program_id in lost:
-            await self._settle(_lost_end(key, program_id), now, owner=gateway.decode())
+            await self._settle(lost_end(key.decode(), program_id.decode()), now, owner=gateway.decode())
         pauses = Pauses()
         for event in news:
             self._ends.on_news((event,))
@@ -362,7 +348,7 @@ class RedisStore:
 
     async def _views(self, program_ids: Sequence[str], *, has_calls: bool) -> list[ProgramView]:
         history = "with" if has_calls else "without"
-        records = await self._link.run("views", self._gateway, history, *program_ids)
+        records = await self._scripts.run("views", self._gateway, history, *program_ids)
         views: list[ProgramView] = []
         pauses = Pauses()
         for program_id, record in zip(program_ids, records, strict=True):
@@ -372,10 +358,11 @@ class RedisStore:
         return views
 
 
-def _lost_end(key: bytes, program_id: bytes) -> CallEnd:
+def lost_end(key: str, program_id: str) -> CallEnd:
+    """Return the end of a call that costs its program nothing."""
     return CallEnd(
-        key=key.decode(),
-        program_id=program_id.decode(),
+        key=key,
+        program_id=program_id,
         outcome=LOST,
         services_s=(),
         wait_s=0.0,

@@ -44,13 +44,6 @@ def encode_start(call: CallStart, start_s: float) -> str:
     return to_text(StoredCall(start=call, start_s=start_s))
 
 
-def encode_record(call: StoredCall, shared: Clock) -> str:
-    """Return a finished call as an entry of the history; the scripts join the same three lines."""
-    assert call.end is not None and call.finish_s is not None
-    start = encode_start(call.start, shared(call.start_s))
-    return f"{start}\n{shared(call.finish_s)!r}\n{to_text(call.end)}"
-
-
 def call_sums(end: CallEnd) -> dict[str, float]:
     """Return what a call adds to its program's counts, under any policy."""
     return {

@@ -31,14 +31,16 @@ class RunningSessions:
             store: Where sessions and their owners are.
             clock: Monotonic seconds.
             is_shared: Whether the store is shared with other processes.
-            grace_s: How long after the start unknown sessions count as running: sessions from before a
-                restart, until their clients' next heartbeats start them again.
+            grace_s: How long unknown sessions count as running after a restart or an outage of a shared
+                table, until their clients' next heartbeats start them again.
         """
         self._store = store
         self._clock = clock
         self._known_for_s = KNOWN_FOR_S if is_shared else 0.0
         self._known: dict[str, tuple[str, float]] = {}
-        self._grace_end_s = clock() + grace_s
+        self._grace_s = grace_s
+        # A shared table outlives the gateway, and knows its sessions.
+        self._grace_end_s = clock() + (0.0 if is_shared else grace_s)
         self._ended: dict[str, None] = {}
         self._starts_s: dict[str, float] = {}
         self._waiting: dict[str, set[asyncio.Future[None]]] = {}
@@ -77,6 +79,8 @@ class RunningSessions:
     def may_be_lost(self, session_id: str) -> bool:
         """Return whether the store may have lost a session that runs, or cannot tell."""
         if self._store.failure() is not None:
+            # The shared table may come back without the session.
+            self._grace_end_s = self._clock() + self._grace_s
             return True
         return self._clock() < self._grace_end_s and session_id not in self._ended
 

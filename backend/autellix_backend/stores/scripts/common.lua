@@ -12,11 +12,8 @@
 --   closing               sorted set: session that ended -> number before which its programs end with it
 --   clock                 hash: Redis's time at the last look at the clock, and the table's time then
 --   ends                  stream of the latest ends of programs
---   ended                 sorted set: program -> time of its end, even if it was not here; the latest ones
---   closed                sorted set: session -> time of its end; the latest ones
 --   p:<program>           hash: its single values
 --   r:<program>           hash: running call -> order and start
---   l:<program>           hash: calls that were lost with their gateway
 --   h:<program>           list: finished calls
 --   e:<program>           hash: call -> end of its path, for policies that read parents
 --   ps:<program>          sorted set: sessions that keep it
@@ -32,12 +29,9 @@ end
 
 local PROGRAMS, ACTIVE, IDLE = tag .. ':programs', tag .. ':active', tag .. ':idle'
 local SESSIONS, ENDS = tag .. ':sessions', tag .. ':ends'
-local ENDED, CLOSED = tag .. ':ended', tag .. ':closed'
 local OWNERS, CLOSING, CLOCK = tag .. ':owners', tag .. ':closing', tag .. ':clock'
 local GATEWAYS, GONE = tag .. ':gateways', tag .. ':gone'
 local KEPT_ENDS = 10000
--- The greatest error of a busy gateway about the time here.
-local CLOCK_ERROR_S = 1
 
 local function text(number)
   return string.format('%.17g', number)
@@ -164,18 +158,6 @@ local function charge(program, rule, ending)
   end
 end
 
--- Record the end of a program or session for gateways that reconnect later.
-local function note_end(ends, id)
-  call('ZADD', ends, text(table_time()), id)
-  call('ZREMRANGEBYRANK', ends, 0, -KEPT_ENDS - 1)
-end
-
--- Return whether it ended after a gateway's time.
-local function ended_since(ends, id, moment)
-  local ended = call('ZSCORE', ends, id)
-  return ended and number(ended) >= moment - CLOCK_ERROR_S
-end
-
 local END_FIELDS = {'name', 'total_service_s', 'finished_calls', 'class_id', 'prompt_tokens', 'cached_tokens',
   'output_tokens'}
 
@@ -185,13 +167,12 @@ local function drop(program)
   for _, session in ipairs(call('ZRANGE', key('ps', program), 0, -1)) do
     call('ZREM', key('sp', session), program)
   end
-  for _, kind in ipairs({'p', 'r', 'l', 'h', 'e', 'ps'}) do
+  for _, kind in ipairs({'p', 'r', 'h', 'e', 'ps'}) do
     call('DEL', key(kind, program))
   end
   call('ZREM', PROGRAMS, program)
   call('ZREM', ACTIVE, program)
   call('ZREM', IDLE, program)
-  note_end(ENDED, program)
   local fields, values = {'program', program}, {program}
   for index, field in ipairs(END_FIELDS) do
     local value = known[index] or ''
@@ -220,7 +201,6 @@ local function shut(session)
   local was_open = call('ZREM', SESSIONS, session) == 1
   if was_open or not call('ZSCORE', CLOSING, session) then
     call('HDEL', OWNERS, session)
-    note_end(CLOSED, session)
     -- A session of the same id may start before the last of these programs has ended.
     call('ZADD', CLOSING, next_number(), session)
   end

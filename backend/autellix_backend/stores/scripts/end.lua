@@ -1,6 +1,3 @@
 -- Ends a program. Returns whether it existed, and its removed entry. ARGV: gateway, program
 local was_there, entry = finish(ARGV[2])
-if not was_there then
-  note_end(ENDED, ARGV[2])
-end
 return {was_there and 1 or 0, {entry}}

@@ -1,7 +1,7 @@
 -- Ends a call. Returns 0 if it is not running, else its program's name and class and, if that
 -- has ended, its removed entry.
 -- ARGV: gateway, the gateway that runs it, JSON {program, key, now, entry, most_entries, rule, services, wait_s,
--- sums, is_final, is_lost, path_end_s?}
+-- sums, is_final, path_end_s?}
 local ending = cjson.decode(ARGV[3])
 local program, now = ending.program, text(ending.now)
 local p, r = key('p', program), key('r', program)
@@ -11,9 +11,6 @@ if not running then
 end
 call('HDEL', r, ending.key)
 call('HDEL', key('g', ARGV[2]), ending.key)
-if ending.is_lost then
-  call('HSET', key('l', program), ending.key, 1)
-end
 -- The history does not keep the order of its start, which comes first.
 local start = string.sub(running, string.find(running, '\n', 1, true) + 1)
 remember(program, start .. '\n' .. now .. '\n' .. ending.entry, ending.most_entries)

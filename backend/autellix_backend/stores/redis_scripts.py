@@ -1,0 +1,121 @@
+"""The scripts of the shared table, run by redis-py within a bounded time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from importlib import resources
+from typing import Any, cast
+
+from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.commands.core import AsyncScript
+from redis.exceptions import RedisError
+
+from autellix_backend.stores.base import StoreUnavailableError
+
+MAX_CONNECTIONS = 32
+"""Further operations wait for one of these: Redis runs one script at a time."""
+NOT_MEMBER = "NOTMEMBER"
+_SERVER_STATES = (
+    *("OOM", "READONLY", "MISCONF", "LOADING", "MASTERDOWN", "CLUSTERDOWN", "NOREPLICAS", "BUSY"),
+    *("NOAUTH", "NOPERM", "NOSCRIPT"),
+)
+OPEN_SCRIPTS = ("join", "leave", "time")
+"""Scripts that run without a lease."""
+
+Argument = str | bytes | int | float
+
+
+class NotMemberError(StoreUnavailableError):
+    """The gateway is not in the table: its lease ended, or the table was lost."""
+
+
+class ScriptFailedError(StoreUnavailableError):
+    """A script failed on its arguments; the table itself is sound."""
+
+
+class RedisScripts:
+    """Runs scripts on the table of one prefix."""
+
+    def __init__(self, url: str, *, key_prefix: str, timeout_s: float) -> None:
+        """Read the address; the first script connects.
+
+        Raises:
+            ValueError: if the address cannot be read.
+        """
+        self.url = url
+        self.tag = "{" + key_prefix + "}"
+        self._timeout_s = timeout_s
+        self._pool = _make_pool(url, timeout_s)
+        self._client = Redis(connection_pool=self._pool)
+        self._scripts: dict[str, AsyncScript] = {}
+
+    async def run(self, name: str, *arguments: Argument) -> Any:
+        """Run a script and return its answer.
+
+        Raises:
+            StoreUnavailableError: if it does not answer in time; the script may have run all the same.
+            NotMemberError: if the script refused, because the gateway has no lease.
+        """
+        script = self._scripts.get(name)
+        if script is None:
+            script = self._scripts[name] = self._client.register_script(_text(name))
+        try:
+            # Bounds everything: the wait for a connection, its opening, and a script that Redis has lost.
+            async with asyncio.timeout(self._timeout_s):
+                return await script(keys=(self.tag,), args=arguments)
+        except TimeoutError:
+            raise StoreUnavailableError(f"no answer within {self._timeout_s:g} s") from None
+        except RedisError as error:
+            raise _translated(str(error) or type(error).__name__) from error
+
+    async def disconnect(self) -> None:
+        """Drop all connections, also those that look open; the next script opens another."""
+        with contextlib.suppress(RedisError, OSError):
+            await self._pool.disconnect()
+
+    async def close(self) -> None:
+        """Drop all connections and wait until they are closed."""
+        await self.disconnect()
+
+
+def _make_pool(url: str, timeout_s: float) -> BlockingConnectionPool:
+    try:
+        pool: Any = BlockingConnectionPool.from_url(
+            url,
+            max_connections=MAX_CONNECTIONS,
+            timeout=None,
+            socket_connect_timeout=timeout_s,
+            # The timeout of each script is that of its answer, too.
+            socket_timeout=None,
+            # A second attempt of a start or an end would find that of the first.
+            retry=Retry(NoBackoff(), 0),
+            protocol=2,
+        )
+        # Options are read here.
+        pool.make_connection()
+    except (TypeError, RedisError) as error:
+        raise ValueError(f"has an option that redis-py refuses: {error}") from error
+    except ValueError:
+        # Its words may show a password that is not percent-encoded.
+        raise ValueError("has a port or an option that is no number") from None
+    return cast(BlockingConnectionPool, pool)
+
+
+def _text(name: str) -> str:
+    """Return a script of this package, after the common parts."""
+    folder = resources.files("autellix_backend.stores") / "scripts"
+    parts = ("common", name) if name in OPEN_SCRIPTS else ("common", "member", name)
+    return "\n".join((folder / f"{part}.lua").read_text(encoding="utf-8") for part in parts)
+
+
+def _translated(text: str) -> StoreUnavailableError:
+    # A server's state may also show inside a script.
+    if not any(state in text for state in _SERVER_STATES):
+        if NOT_MEMBER in text:
+            return NotMemberError(text)
+        if "script" in text:
+            return ScriptFailedError(text)
+    return StoreUnavailableError(text)
