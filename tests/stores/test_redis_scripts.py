@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
 import ssl
@@ -125,3 +126,23 @@ async def test_an_untrusted_server_gets_nothing(
     async with relaying(redis_server.port, certificate) as relay:
         with pytest.raises(StoreUnavailableError, match="certificate verify failed"):
             await time_at(relay.url)
+
+
+async def test_an_operation_that_waits_for_a_connection_is_served_before_later_ones(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("autellix_backend.stores.redis_scripts.MAX_CONNECTIONS", 1)
+    served: list[str] = []
+    async with linked(redis_server.url) as scripts:
+
+        async def busy() -> None:
+            for _ in range(20):
+                await scripts.run("time")
+                served.append("busy")
+
+        async def patient() -> None:
+            await scripts.run("time")
+            served.append("patient")
+
+        await asyncio.gather(busy(), patient())
+    assert served.index("patient") == 1

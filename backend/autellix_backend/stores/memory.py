@@ -26,7 +26,6 @@ from autellix_backend.stores.base import (
     StoredCall,
     tenant_of,
 )
-from autellix_backend.stores.deadlines import Deadlines
 from autellix_backend.stores.ends import EndFeed
 from autellix_backend.stores.listing import ArrivalOrder, ListingPlace
 
@@ -61,8 +60,8 @@ class MemoryStore:
         self._entries: dict[str, _Entry] = {}
         self._order = ArrivalOrder()
         self._active_calls = 0
-        # The last heartbeat of each session.
-        self._heartbeats = Deadlines()
+        # The last heartbeat of each session, the earliest first.
+        self._heartbeats: dict[str, float] = {}
         self._owners: dict[str, str] = {}
         self._programs_of: dict[str, dict[str, None]] = {}
         self._ends = EndFeed()
@@ -170,7 +169,7 @@ class MemoryStore:
         if owner is not None and self._owners.setdefault(session_id, owner) != owner:
             raise NotOwnerError(session_id)
         is_new = session_id not in self._heartbeats
-        self._heartbeats.set(session_id, now)
+        self._beat(session_id, now)
         return is_new
 
     async def session_owner(self, session_id: str) -> str | None:
@@ -181,8 +180,13 @@ class MemoryStore:
         """Refresh a session if there is one."""
         if session_id not in self._heartbeats:
             return False
-        self._heartbeats.set(session_id, now)
+        self._beat(session_id, now)
         return True
+
+    def _beat(self, session_id: str, now: float) -> None:
+        # Moved to the end.
+        self._heartbeats.pop(session_id, None)
+        self._heartbeats[session_id] = now
 
     async def close_session(self, session_id: str, now: float) -> bool:  # noqa: ARG002
         """End a session and the programs that it alone keeps."""
@@ -204,11 +208,10 @@ class MemoryStore:
         last_heartbeat_s = now - self._session_ttl_s
         programs: list[str] = []
         sessions: list[str] = []
-        for session_id in self._heartbeats.due(last_heartbeat_s):
-            # One may have come while the programs of another were ended.
-            if self._heartbeats.is_due(session_id, last_heartbeat_s):
-                programs += (await self._close(session_id))[1]
-                sessions.append(session_id)
+        # Others may have beaten, or new ones started, while the programs of one were ended.
+        while (oldest := next(iter(self._heartbeats.items()), None)) and oldest[1] <= last_heartbeat_s:
+            programs += (await self._close(oldest[0]))[1]
+            sessions.append(oldest[0])
         pauses = Pauses()
         while idle := self._table.expire(now, self._program_idle_s, limit=1):
             for program_id in idle:
@@ -282,7 +285,7 @@ class MemoryStore:
                 assert session_id in self._entries[program_id].view.session_ids, (session_id, program_id)
 
     async def _close(self, session_id: str) -> tuple[bool, list[str]]:
-        was_open = self._heartbeats.remove(session_id)
+        was_open = self._heartbeats.pop(session_id, None) is not None
         self._owners.pop(session_id, None)
         programs = list(self._programs_of.get(session_id, ()))
         ended: list[str] = []

@@ -7,7 +7,7 @@ import contextlib
 from importlib import resources
 from typing import Any, cast
 
-from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio import ConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.commands.core import AsyncScript
@@ -15,7 +15,7 @@ from redis.exceptions import RedisError
 
 from autellix_backend.stores.base import StoreUnavailableError
 
-MAX_CONNECTIONS = 32
+MAX_CONNECTIONS = 16
 """Further operations wait for one of these: Redis runs one script at a time."""
 NOT_MEMBER = "NOTMEMBER"
 _SERVER_STATES = (
@@ -50,6 +50,8 @@ class RedisScripts:
         self._timeout_s = timeout_s
         self._pool = _make_pool(url, timeout_s)
         self._client = Redis(connection_pool=self._pool)
+        # redis-py's blocking pool serves those that wait in no order, some of them beyond the timeout.
+        self._places = asyncio.Semaphore(MAX_CONNECTIONS)
         self._scripts: dict[str, AsyncScript] = {}
 
     async def run(self, name: str, *arguments: Argument) -> Any:
@@ -64,7 +66,7 @@ class RedisScripts:
             script = self._scripts[name] = self._client.register_script(_text(name))
         try:
             # Bounds everything: the wait for a connection, its opening, and a script that Redis has lost.
-            async with asyncio.timeout(self._timeout_s):
+            async with asyncio.timeout(self._timeout_s), self._places:
                 return await script(keys=(self.tag,), args=arguments)
         except TimeoutError:
             raise StoreUnavailableError(f"no answer within {self._timeout_s:g} s") from None
@@ -81,12 +83,11 @@ class RedisScripts:
         await self.disconnect()
 
 
-def _make_pool(url: str, timeout_s: float) -> BlockingConnectionPool:
+def _make_pool(url: str, timeout_s: float) -> ConnectionPool:
     try:
-        pool: Any = BlockingConnectionPool.from_url(
+        pool: Any = ConnectionPool.from_url(
             url,
             max_connections=MAX_CONNECTIONS,
-            timeout=None,
             socket_connect_timeout=timeout_s,
             # The timeout of each script is that of its answer, too.
             socket_timeout=None,
@@ -101,7 +102,7 @@ def _make_pool(url: str, timeout_s: float) -> BlockingConnectionPool:
     except ValueError:
         # Its words may show a password that is not percent-encoded.
         raise ValueError("has a port or an option that is no number") from None
-    return cast(BlockingConnectionPool, pool)
+    return cast(ConnectionPool, pool)
 
 
 def _text(name: str) -> str:
