@@ -139,8 +139,9 @@ class MemoryStore:
         view.prompt_tokens += end.prompt_tokens or 0
         view.cached_tokens += end.cached_tokens or 0
         view.output_tokens += end.output_tokens or 0
-        tenant, output_tokens = tenant_of(view.class_id), end.output_tokens or 0
-        self._estimator.observe_call(tenant, view.name or "", end.service_s, output_tokens)
+        if self._policy.sizes_programs:
+            tenant, output_tokens = tenant_of(view.class_id), end.output_tokens or 0
+            self._estimator.observe_call(tenant, view.name or "", end.service_s, output_tokens)
         if end.is_final:
             self._table.end(end.program_id)
         self._charge(end, running.start.call_id, now)
@@ -324,7 +325,7 @@ class MemoryStore:
             return
         view = self._entries.pop(program_id).view
         self._order.remove(program_id)
-        if view.finished_calls and view.name:
+        if self._policy.sizes_programs and view.finished_calls and view.name:
             self._estimator.observe_program(tenant_of(view.class_id), view.name, view.total_service_s)
         for session_id in view.session_ids:
             self._remove_from_session(program_id, session_id)
