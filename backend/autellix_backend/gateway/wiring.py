@@ -17,15 +17,15 @@ from autellix_backend.engines.remote import RemoteEngine
 from autellix_backend.engines.report_client import ReportClient
 from autellix_backend.engines.supervisor import EngineChange, EngineState, Supervisor
 from autellix_backend.gateway.calls.arguments import EngineArguments
-from autellix_backend.gateway.calls.open_call import OpenCall
+from autellix_backend.gateway.calls.call import Call
 from autellix_backend.gateway.calls.registry import CallRegistry
+from autellix_backend.gateway.calls.router import Router
 from autellix_backend.gateway.classes import ProgramClasses
 from autellix_backend.gateway.engines.handle import AdmissionBounds, EngineHandle
 from autellix_backend.gateway.engines.ordering import ArrivalOrdering, Ordering, PolicyOrdering
 from autellix_backend.gateway.engines.pool import EnginePool
 from autellix_backend.gateway.engines.queue import EngineQueue
 from autellix_backend.gateway.engines.report_receiver import ReportDecoder
-from autellix_backend.gateway.engines.router import Router
 from autellix_backend.gateway.engines.upstream import Upstream
 from autellix_backend.gateway.explain.event_feed import EventFeed
 from autellix_backend.gateway.history.critical_path import spent
@@ -262,7 +262,7 @@ class Components:
         self.metrics.refusals.labels(tenant, reason).inc()
 
 
-def _begin_trace(tracer: ProgramTracer, call: OpenCall) -> None:
+def _begin_trace(tracer: ProgramTracer, call: Call) -> None:
     tracer.begin_program(call.start.program_id, call.shown_program, call.start.name, time.time())
 
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 from tests.gateway.engine_reports import report_of
-from tests.gateway.open_calls import open_call
+from tests.gateway.open_calls import arrived_call
 from tests.observe.settled_calls import TRACEPARENT
 
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.policies import make_policy
-from autellix_backend.gateway.calls.open_call import FURTHER_REPORTS
+from autellix_backend.gateway.calls.call import FURTHER_REPORTS
 from autellix_backend.gateway.calls.registry import CallRegistry
 from autellix_backend.observe.metrics import GatewayMetrics
 from autellix_backend.observe.settled_call import Outcome
@@ -35,7 +35,8 @@ async def test_subscribers_are_called_once_for_each_call_in_their_order() -> Non
         on_begun=lambda call: noted.append(("second", call.start.key)),
         on_settled=lambda settled: noted.append(("last", settled.start.key)),
     )
-    call = await registry.begin(open_call({}, key="k").request, "fake-0")
+    call = arrived_call({})
+    await registry.begin(call)
     receipt = await registry.settle(call, Outcome.OK, has_reports=False)
 
     assert await registry.settle(call, Outcome.ABORTED, has_reports=False) is receipt
@@ -49,7 +50,8 @@ async def test_an_engine_reports_its_own_calls_only_and_not_without_end() -> Non
     registry = CallRegistry(
         store, SchedulerConfig(policy="fcfs"), GatewayMetrics(), clock=lambda: 0.0, report_wait_s=0.0
     )
-    call = await registry.begin(open_call({}, key="k").request, "fake-0")
+    call = arrived_call({})
+    await registry.begin(call)
     report = report_of(call.engine_key)
     registry.on_report("fake-1", report)
     assert (call.reports, call.has_reports.is_set()) == ([], False)
@@ -65,7 +67,8 @@ async def test_an_aborted_call_waits_for_the_step_that_it_was_in() -> None:
     registry = CallRegistry(
         store, SchedulerConfig(policy="fcfs"), GatewayMetrics(), clock=lambda: 0.0, report_wait_s=0.2
     )
-    call = await registry.begin(open_call({}, key="k").request, "fake-0")
+    call = arrived_call({})
+    await registry.begin(call)
     settling = asyncio.create_task(registry.settle(call, Outcome.ABORTED, has_reports=True))
     # Longer than any other call waits.
     await asyncio.sleep(0.3)

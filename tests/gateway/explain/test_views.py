@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from tests.gateway.snapshots import open_call, overview, program, snapshot, standing
 
@@ -67,7 +65,7 @@ def test_a_policy_without_levels_has_one_level() -> None:
 def test_calls_that_share_a_client_id_have_their_own_states() -> None:
     """A client may send a call again while the first attempt is still open."""
     first, second = unfinished("key-1"), unfinished("key-2")
-    calls = [replace(open_call(call.start.key), start=call.start) for call in (first, second)]
+    calls = [open_call(call.start.key, start=call.start) for call in (first, second)]
     runs, waits = standing("p", place=1, level=1, is_running=True), standing("p", place=2, level=3)
     rows = call_rows(program(calls=(first, second)), overview(*calls, last=snapshot(runs, waits)))
 

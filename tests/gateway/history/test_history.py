@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 from tests.gateway.open_calls import open_call
 
-from autellix_backend.gateway.calls.open_call import OpenCall
+from autellix_backend.gateway.calls.call import Call
 from autellix_backend.gateway.history import history as history_module
 from autellix_backend.gateway.history.history import ProgramHistory
 from autellix_backend.gateway.tenancy.tenants import Tenant
@@ -30,15 +29,15 @@ class Rig:
             **bounds,
         )
 
-    def begin(self, program: str, tenant: str = "", call_id: str | None = None) -> OpenCall:
+    def begin(self, program: str, tenant: str = "", call_id: str | None = None) -> Call:
         self.count += 1
         named = {"x-autellix-program-id": program, "x-autellix-call-id": call_id or f"call-{self.count}"}
         call = open_call(named, key=str(self.count), began_s=self.now)
-        call.request = replace(call.request, tenant=Tenant(name=tenant))
+        call.tenant = Tenant(name=tenant)
         self.history.on_call_begun(call)
         return call
 
-    def settle(self, call: OpenCall, took_s: float = 1.0, **receipt: Any) -> None:
+    def settle(self, call: Call, took_s: float = 1.0, **receipt: Any) -> None:
         self.now += took_s
         values = {"call_id": "c", "program_id": "p", "wait_s": 0.0, "service_s": 0.0, **receipt}
         settled = call.settled(Receipt(**values), Outcome.OK, self.now, ended_at_s=0.0)

@@ -18,16 +18,16 @@ from starlette.types import Receive, Scope, Send
 
 from autellix_backend.gateway.calls.arguments import EngineArguments
 from autellix_backend.gateway.calls.body import bounded, parse_body
+from autellix_backend.gateway.calls.call import Call
 from autellix_backend.gateway.calls.dialects import Dialect
-from autellix_backend.gateway.calls.open_call import CallRequest, OpenCall
 from autellix_backend.gateway.calls.outbound import engine_request
 from autellix_backend.gateway.calls.registry import CallRegistry
 from autellix_backend.gateway.calls.relayed_stream import RelayedStream
 from autellix_backend.gateway.calls.reply import Reply
+from autellix_backend.gateway.calls.router import Router
 from autellix_backend.gateway.calls.sse import begins_stream, engine_error_event, error_event, holds_error
 from autellix_backend.gateway.calls.usage import read_usage
 from autellix_backend.gateway.engines.handle import EngineHandle
-from autellix_backend.gateway.engines.router import Assignment, Router
 from autellix_backend.gateway.engines.upstream import EngineResetError
 from autellix_backend.gateway.errors import (
     EngineAnswerError,
@@ -39,7 +39,6 @@ from autellix_backend.gateway.errors import (
     UnavailableError,
 )
 from autellix_backend.gateway.identity.identity import IdentityResolver, read_identity
-from autellix_backend.gateway.identity.program_class import shared_prefix
 from autellix_backend.gateway.identity.session_tokens import SessionTokens
 from autellix_backend.gateway.raw_json import is_object
 from autellix_backend.gateway.requests import (
@@ -88,26 +87,19 @@ class CallEndpoint:
             named = read_identity(headers, body.fields, self.registry.new_id()).scoped_to(tenant)
             verified = await self.tokens.verify(named, headers, tenant)
             identity = self.resolver.resolve(verified, body.fields, tenant)
-            request = CallRequest(
-                dialect=dialect, tenant=tenant, identity=identity, headers=headers, body=body
-            )
-            assignment = self.router.assign(
-                identity.program, body.model, body.size_bytes, partial(shared_prefix, tenant, body.fields)
-            )
+            call = Call(dialect=dialect, tenant=tenant, identity=identity, headers=headers, body=body)
+            self.router.assign(call)
             # From here on the body counts as part of its call.
             hold.release()
             try:
-                call = await self.registry.begin(
-                    request, assignment.handle.name, assignment.call.prompt_tokens
-                )
+                await self.registry.begin(call)
                 # Not before: a refused call must leave nothing in bounded tables.
-                self.router.on_begun(assignment)
+                self.router.on_begun(call)
                 self.resolver.remember(identity, tenant)
-                reply = Reply(self.registry, assignment, call, send)
-                exchange = Exchange(self.router, self.registry, self.arguments, assignment, call, reply)
-                await exchange.run(receive)
+                reply = Reply(self.registry, call, send)
+                await Exchange(self.router, self.registry, self.arguments, call, reply).run(receive)
             finally:
-                self.router.release(assignment)
+                self.router.release(call)
 
 
 @dataclass(slots=True, eq=False)
@@ -117,8 +109,7 @@ class Exchange:
     router: Router
     registry: CallRegistry
     arguments: EngineArguments
-    assignment: Assignment
-    call: OpenCall
+    call: Call
     reply: Reply
     outcome: Outcome = Outcome.ABORTED
     """What it is settled with unless an answer decides."""
@@ -132,7 +123,7 @@ class Exchange:
     async def run(self, receive: Receive) -> None:
         """Answer the call until its client disconnects, and settle it."""
         is_cut_off = False
-        if self.call.request.body.is_streaming and self.call.request.dialect.stream_ends:
+        if self.call.body.is_streaming and self.call.dialect.stream_ends:
             self.reply.keep_alive()
         try:
             await run_while_connected(self._attempt_all(), receive)
@@ -149,9 +140,9 @@ class Exchange:
     async def _attempt_all(self) -> None:
         """Send the call to one engine after the other until one answers."""
         try:
-            while not await self._attempt(self.assignment.handle):
-                self.router.reassign(self.assignment)
-                self.registry.move(self.call, self.assignment.handle.name)
+            while not await self._attempt(self.call.handle):
+                self.router.reassign(self.call)
+                self.registry.on_attempt_failed(self.call)
         except GatewayError as error:
             self.outcome = _outcome_of(error)
             await self.reply.stop_waiting()
@@ -167,7 +158,7 @@ class Exchange:
             if not may_send:
                 return False
             try:
-                await pause_after(self.call.request.body.size_bytes)
+                await pause_after(self.call.body.size_bytes)
                 response = await self._send(handle)
                 handle.queue.on_reached(self.call)
                 handle.ended.on_received(self.ended)
@@ -184,7 +175,7 @@ class Exchange:
 
     async def _send(self, handle: EngineHandle) -> ClientResponse:
         """Send the call, and once more after a reset of the connection; return the response at its head."""
-        upstream, path = handle.upstream, self.call.request.dialect.path
+        upstream, path = handle.upstream, self.call.dialect.path
         try:
             return await upstream.send("POST", path, *self._encode(handle))
         except EngineResetError as error:
@@ -197,11 +188,11 @@ class Exchange:
     def _encode(self, handle: EngineHandle) -> tuple[Mapping[str, str], bytes]:
         # Each attempt has its own id in the engine, and so its own body.
         self.registry.on_sent(self.call)
-        request, args = self.call.request, dict[str, str | float]()
-        if request.dialect.takes_identity:
-            self.ended = handle.ended.on_sent(self.call.start.program_id)
-            args = self.arguments.of(self.call, self.ended, is_linked=handle.link is not None)
-        return engine_request(request, handle.engine.kind, args)
+        call, args = self.call, dict[str, str | float]()
+        if call.dialect.takes_identity:
+            self.ended = handle.ended.on_sent(call.start.program_id)
+            args = self.arguments.of(call, self.ended, is_linked=handle.link is not None)
+        return engine_request(call, handle.engine.kind, args)
 
     async def _check_repeat(self, error: EngineUnavailableError) -> None:
         """Raise the error again unless the call may be sent to another engine because its engine died."""
@@ -233,7 +224,7 @@ class Exchange:
             await self.reply.send_whole(response, content, self.call.level)
             return
         error = handle.upstream.bad_answer(f"answered with status {response.status}")
-        event = engine_error_event(content, error, self.call.request.dialect.errors)
+        event = engine_error_event(content, error, self.call.dialect.errors)
         await self.reply.send_part(event + receipt.comment(), is_last=True)
 
     async def _relay_body(self, handle: EngineHandle, response: ClientResponse) -> None:
@@ -293,7 +284,7 @@ class Exchange:
         rest = stream.flush()
         if self.outcome is Outcome.TRUNCATED:
             error = handle.upstream.bad_answer("ended its stream without the last event")
-            rest += error_event(error, self.call.request.dialect.errors)
+            rest += error_event(error, self.call.dialect.errors)
         await self.reply.send_part(rest + receipt.comment() + stream.last_event, is_last=True)
 
     async def _break_off(self, error: GatewayError) -> None:
@@ -304,7 +295,7 @@ class Exchange:
         )
         rest = b"" if stream is None else stream.flush() + stream.last_event
         is_final = self.reply.has_content or not isinstance(error, UnavailableError)
-        event = error_event(error, self.call.request.dialect.errors, is_final=is_final)
+        event = error_event(error, self.call.dialect.errors, is_final=is_final)
         await self.reply.send_part(rest + event + receipt.comment(), is_last=True)
 
     def _read_usage(self) -> Usage | None:
@@ -332,15 +323,15 @@ class Exchange:
             error.headers.update(self.reply.call_headers(self.call.level))
             raise error
         if self.reply.is_open:
-            await self.reply.send_part(error_event(error, self.call.request.dialect.errors), is_last=True)
+            await self.reply.send_part(error_event(error, self.call.dialect.errors), is_last=True)
 
     @property
     def _has_reports(self) -> bool:
         """Whether the engine's reports arrive here."""
-        return self.call.request.dialect.takes_identity and self.assignment.handle.sends_reports
+        return self.call.dialect.takes_identity and self.call.handle.sends_reports
 
     async def _has_died(self) -> bool:
-        return await self.assignment.handle.queue.has_died(self.call)
+        return await self.call.handle.queue.has_died(self.call)
 
     def _death(self) -> EngineUnavailableError:
         return EngineUnavailableError(f"engine {self.call.engine} died while it answered")

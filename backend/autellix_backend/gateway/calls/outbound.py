@@ -15,7 +15,7 @@ import msgspec
 
 from autellix_backend.engines.base import EngineKind
 from autellix_backend.gateway.calls.body import XARGS, CallBody
-from autellix_backend.gateway.calls.open_call import CallRequest
+from autellix_backend.gateway.calls.call import Call
 from autellix_backend.gateway.engines.upstream import REQUEST_ID_HEADER, request_headers
 from autellix_backend.gateway.identity.aliases import ALIASES
 from autellix_backend.gateway.raw_json import MAX_SCALAR_BYTES, decoded_or
@@ -63,18 +63,18 @@ _salt_decoder = msgspec.json.Decoder(str)
 
 
 def engine_request(
-    request: CallRequest, kind: EngineKind, args: Mapping[str, str | float]
+    call: Call, kind: EngineKind, args: Mapping[str, str | float]
 ) -> tuple[dict[str, str], bytes]:
     """Return the headers and the body of a call for an engine of a kind.
 
     Args:
-        request: The call.
+        call: The call.
         kind: The kind of the engine.
         args: What its scheduler learns of the call; empty for an engine that reads none.
     """
-    content = engine_body(request.body, kind, args, tenant=request.tenant.name)
-    headers = engine_headers(request.headers, kind, request.identity.program)
-    if request.body.is_beam_search and args and kind is EngineKind.VLLM:
+    content = engine_body(call.body, kind, args, tenant=call.tenant.name)
+    headers = engine_headers(call.headers, kind, call.identity.program)
+    if call.body.is_beam_search and args and kind is EngineKind.VLLM:
         headers[REQUEST_ID_HEADER] = _fan_out_id(args)
     return headers, content
 

@@ -15,12 +15,12 @@ import logging
 import secrets
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import cache
 
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.policies import make_policy
-from autellix_backend.gateway.calls.open_call import CallRequest, OpenCall
+from autellix_backend.gateway.calls.call import Call
 from autellix_backend.gateway.classes import ProgramClasses, class_id
 from autellix_backend.gateway.errors import ForeignProgramError
 from autellix_backend.gateway.identity.program_class import program_class
@@ -59,7 +59,7 @@ class CallRegistry:
         classes: ProgramClasses | None = None,
         wants_usage: bool = False,
     ) -> None:
-        self._on_begun: list[Callable[[OpenCall], None]] = []
+        self._on_begun: list[Callable[[Call], None]] = []
         self._on_settled: list[Callable[[SettledCall], None]] = []
         self._limiter = limiter
         self._classes = ProgramClasses() if classes is None else classes
@@ -74,7 +74,7 @@ class CallRegistry:
         self._report_wait_s = report_wait_s
         self._wants_usage = wants_usage
         """Whether the token counts of answers are needed even beside reports."""
-        self._open: dict[str, OpenCall] = {}
+        self._open: dict[str, Call] = {}
         self._is_idle = asyncio.Event()
         self._is_idle.set()
         # A retried call repeats its id, and gateways may share an engine: keys are unique over both.
@@ -84,17 +84,17 @@ class CallRegistry:
     def __len__(self) -> int:
         return len(self._open)
 
-    def __iter__(self) -> Iterator[OpenCall]:
+    def __iter__(self) -> Iterator[Call]:
         return iter(self._open.values())
 
-    def find(self, engine_key: str) -> OpenCall | None:
+    def find(self, engine_key: str) -> Call | None:
         """Return the open call of an id in the engine."""
         return self._open.get(engine_key)
 
     def subscribe(
         self,
         *,
-        on_begun: Callable[[OpenCall], None] | None = None,
+        on_begun: Callable[[Call], None] | None = None,
         on_settled: Callable[[SettledCall], None] | None = None,
     ) -> None:
         """Publish the beginning and the settlement of each call, each once.
@@ -115,24 +115,18 @@ class CallRegistry:
         """Return an id for a call whose client gave none."""
         return f"call-{self._prefix}-{next(self._numbers)}"
 
-    async def begin(self, request: CallRequest, engine: str, prompt_tokens: int = 0) -> OpenCall:
+    async def begin(self, call: Call) -> None:
         """Admit a call by its tenant's limits, and enter it into the process table.
-
-        Args:
-            request: The call.
-            engine: The engine that it is assigned to.
-            prompt_tokens: The estimated length of its prompt.
 
         Raises:
             LimitError: if the tenant's limits forbid it.
             ForeignProgramError: if identity is strict and the program is another client's.
         """
         now = self._clock()
-        start = request.start(self._new_key(request.identity.call), self._new_class(request))
-        rate_headers: Mapping[str, str] = {}
+        start = call.make_start(self._new_key(call.identity.call), self._new_class(call))
         if self._limiter is not None:
-            rate_headers = self._limiter.admit(
-                request.tenant, start.key, start.program_id, request.body.size_bytes, now
+            call.rate_headers = self._limiter.admit(
+                call.tenant, start.key, start.program_id, call.body.size_bytes, now
             )
         try:
             inherited = await self._store.begin(start, now)
@@ -140,51 +134,33 @@ class CallRegistry:
             if self._limiter is not None:
                 self._limiter.release(start.key, now)
             if isinstance(error, NotOwnerError):
-                raise ForeignProgramError(request.tenant.shown(start.program_id)) from error
+                raise ForeignProgramError(call.tenant.shown(start.program_id)) from error
             raise
-        entry_service_s = self._policy.inherit(inherited.service_s)
         self._classes.on_call_begun(start)
-        arrival = request.arrival(
-            start.key,
-            inherited,
-            prompt_tokens=prompt_tokens,
-            class_name=self._classes.class_of(start.program_id),
-        )
-        call = self._open[start.key] = OpenCall(
-            arrival,
-            request=request,
-            start=start,
-            began_s=now,
-            level=bisect_right(self._bounds, entry_service_s) + 1,
-            entry_service_s=entry_service_s,
-            inherited=inherited,
-            engine=engine,
-            engine_key=start.key,
-            rate_headers=rate_headers,
-        )
+        call.begin(start, inherited, now, self._classes.class_of(start.program_id))
+        call.level = bisect_right(self._bounds, call.entry_service_s) + 1
+        self._open[start.key] = call
         self._is_idle.clear()
         for on_begun in self._on_begun:
             on_begun(call)
-        return call
 
-    def on_sent(self, call: OpenCall) -> None:
+    def on_sent(self, call: Call) -> None:
         """Note that a call is sent to its engine, perhaps again."""
         if call.sent_s is not None:
             self._renew_key(call)
         call.sent_s = self._clock()
 
-    def on_first_bytes(self, call: OpenCall) -> None:
+    def on_first_bytes(self, call: Call) -> None:
         """Note that the first bytes of a streamed answer go out."""
         call.first_bytes_s = self._clock()
 
-    def on_repeat(self, call: OpenCall) -> None:
+    def on_repeat(self, call: Call) -> None:
         """Count a call that is sent again because its engine died."""
         self._metrics.queues.redispatches.labels(call.engine).inc()
 
-    def move(self, call: OpenCall, engine: str) -> None:
-        """Note that an attempt failed, and which engine gets the next one."""
+    def on_attempt_failed(self, call: Call) -> None:
+        """Note that an attempt failed, and the call goes on to the next one."""
         self._renew_key(call)
-        call.engine = engine
 
     def on_report(self, engine: str, report: EngineReport) -> None:
         """Match an engine's report to its call; one that no call there waits for is counted and dropped."""
@@ -195,12 +171,12 @@ class CallRegistry:
             return
         self._reports("matched").inc()
         call.reports.append(report)
-        if len(call.reports) >= call.request.body.record_count:
+        if len(call.reports) >= call.body.record_count:
             call.has_reports.set()
 
     async def settle(
         self,
-        call: OpenCall,
+        call: Call,
         outcome: Outcome,
         *,
         has_reports: bool,
@@ -232,9 +208,7 @@ class CallRegistry:
             async with asyncio.timeout(self._report_wait_s + DRAIN_MARGIN_S):
                 await self._is_idle.wait()
 
-    async def _settle(
-        self, call: OpenCall, outcome: Outcome, read_usage: Callable[[], Usage | None]
-    ) -> Receipt:
+    async def _settle(self, call: Call, outcome: Outcome, read_usage: Callable[[], Usage | None]) -> Receipt:
         now = self._clock()
         if self._wants_usage or not call.reports:
             call.usage = read_usage()
@@ -253,7 +227,7 @@ class CallRegistry:
         await self._store.settle(end, now)
         return receipt
 
-    def _renew_key(self, call: OpenCall) -> None:
+    def _renew_key(self, call: Call) -> None:
         # A late report of the failed attempt must not count for the next one.
         del self._open[call.engine_key]
         call.engine_key = self._new_key(call.start.call_id)
@@ -262,12 +236,12 @@ class CallRegistry:
         call.sent_s = None
         self._open[call.engine_key] = call
 
-    def _new_class(self, request: CallRequest) -> str | None:
+    def _new_class(self, call: Call) -> str | None:
         """Return the class of a program that is new here, None for a known one."""
-        identity = request.identity
+        identity = call.identity
         if identity.program in self._classes:
             return None
-        return class_id(request.tenant.name, program_class(identity.name, request.body.fields))
+        return class_id(call.tenant.name, program_class(identity.name, call.body.fields))
 
     def _new_key(self, call_id: str) -> str:
         return f"{call_id[:MAX_READABLE_ID]}~{self._prefix}-{next(self._numbers)}"

@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from aiohttp import ClientResponse
 from starlette.types import Send
 
-from autellix_backend.gateway.calls.open_call import OpenCall
+from autellix_backend.gateway.calls.call import Call
 from autellix_backend.gateway.calls.registry import CallRegistry
-from autellix_backend.gateway.engines.router import Assignment
 from autellix_backend.gateway.engines.upstream import response_headers
 from autellix_wire.headers import CALL_ID, ENGINE, IDENTITY_SOURCE, PROGRAM_ID, QUEUE_LEVEL
 
@@ -32,8 +31,7 @@ class Reply:
     """The response to one call; its engine's first bytes free the call's share of the engine's bounds."""
 
     registry: CallRegistry
-    assignment: Assignment
-    call: OpenCall
+    call: Call
     send: Send
     has_begun: bool = False
     """Whether the client has the head."""
@@ -88,7 +86,7 @@ class Reply:
         return {
             PROGRAM_ID: self.call.shown_program,
             CALL_ID: self.call.start.call_id,
-            IDENTITY_SOURCE: self.call.request.identity.source,
+            IDENTITY_SOURCE: self.call.identity.source,
             ENGINE: self.call.engine,
             QUEUE_LEVEL: str(level),
             **self.call.rate_headers,
@@ -100,7 +98,7 @@ class Reply:
 
     def _take_over(self) -> None:
         self.has_content = True
-        self.assignment.space.release()
+        self.call.leave_bounds()
 
     async def _begin(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
         await self.send({"type": "http.response.start", "status": status, "headers": list(headers)})

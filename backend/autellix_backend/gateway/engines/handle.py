@@ -29,22 +29,6 @@ MAX_WAITING_BYTES = 2**30
 """The total bytes of their bodies, which the gateway keeps to send them once more."""
 
 
-@dataclass(slots=True, eq=False)
-class QueueSpace:
-    """A call's share of the bounds, until the first byte of its answer."""
-
-    bounds: AdmissionBounds
-    size_bytes: int
-    is_released: bool = False
-
-    def release(self) -> None:
-        """Free the share; may be called twice."""
-        if not self.is_released:
-            self.is_released = True
-            self.bounds.calls -= 1
-            self.bounds.size_bytes -= self.size_bytes
-
-
 class AdmissionBounds:
     """Admits calls while both bounds hold; a call counts until the first byte of its answer."""
 
@@ -58,25 +42,30 @@ class AdmissionBounds:
         """Return whether another call with a body of this size is within the bounds."""
         return self.calls < MAX_WAITING_CALLS and self.size_bytes + size_bytes <= MAX_WAITING_BYTES
 
-    def admit(self, size_bytes: int) -> QueueSpace:
+    def admit(self, size_bytes: int) -> None:
         """Admit a call with a body of this size.
 
         Raises:
             OverloadedError: if it would exceed a bound.
         """
         if self.has_room(size_bytes):
-            return self.add(size_bytes)
+            self.add(size_bytes)
+            return
         if self.calls >= MAX_WAITING_CALLS:
             self._on_refusal("queue_calls")
             raise OverloadedError(self._engine, f"{MAX_WAITING_CALLS} calls")
         self._on_refusal("queue_bytes")
         raise OverloadedError(self._engine, f"{MAX_WAITING_BYTES} bytes")
 
-    def add(self, size_bytes: int) -> QueueSpace:
+    def add(self, size_bytes: int) -> None:
         """Admit a call without regard to the bounds, because another engine's bounds admitted it before."""
         self.calls += 1
         self.size_bytes += size_bytes
-        return QueueSpace(self, size_bytes)
+
+    def remove(self, size_bytes: int) -> None:
+        """Count a call no longer, because its answer has begun or it has left."""
+        self.calls -= 1
+        self.size_bytes -= size_bytes
 
 
 @dataclass(slots=True, eq=False)

@@ -29,7 +29,8 @@ ESTIMATED = "estimated by the gateway: this engine does not report its memory"
 class QueuedCall:
     """A call in the queues of the engines that it is sent to, one after the other."""
 
-    arrival: Arrival
+    arrival: Arrival = field(init=False, repr=False)
+    """What the order depends on."""
     wait_s: float = 0.0
     """Its time in queues, over all attempts."""
     inactive_s: float = 0.0

@@ -9,8 +9,8 @@ from typing import Annotated, Any, Protocol
 from fastapi import Depends
 from starlette.requests import Request
 
+from autellix_backend.gateway.calls.router import Router
 from autellix_backend.gateway.engines.pool import EnginePool
-from autellix_backend.gateway.engines.router import Router
 from autellix_backend.gateway.errors import AdminOnlyError, NotFoundError
 from autellix_backend.gateway.explain.event_feed import EventFeed
 from autellix_backend.gateway.explain.overview import Overview, engine_view

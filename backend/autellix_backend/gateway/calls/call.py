@@ -1,4 +1,4 @@
-"""One call between its beginning and its settlement. Only the registry changes it."""
+"""The record of one call, which grows along its way: parsed, assigned, begun, queued, sent, answered."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-import msgspec
-
 from autellix_backend.core.arrival import Arrival, Context
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.gateway.calls.body import CallBody
 from autellix_backend.gateway.calls.dialects import Dialect
+from autellix_backend.gateway.engines.handle import EngineHandle
 from autellix_backend.gateway.engines.queue import QueuedCall
 from autellix_backend.gateway.identity.identity import Identity
 from autellix_backend.gateway.tenancy.tenants import Tenant
@@ -23,9 +22,11 @@ from autellix_backend.stores.base import CallEnd, CallStart, Inherited
 FURTHER_REPORTS = 256
 
 
-class CallRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A call as it arrives, identified."""
+@dataclass(slots=True, eq=False, kw_only=True)
+class Call(QueuedCall):
+    """One call on its way; each station sets the fields that the next ones read."""
 
+    # Parsed
     dialect: Dialect
     tenant: Tenant
     identity: Identity
@@ -34,7 +35,79 @@ class CallRequest(msgspec.Struct, frozen=True, kw_only=True):
     """By their lower-case names."""
     body: CallBody
 
-    def start(self, key: str, class_id: str | None = None) -> CallStart:
+    # Assigned by the router
+    handle: EngineHandle = field(init=False, repr=False)
+    """The engine that it is at, perhaps another one for each attempt."""
+    prompt_tokens: int = 0
+    """The estimated length of its prompt."""
+    prefix: str = ""
+    """The id of what its prompt begins with, if the choice of the engine depends on it."""
+    is_unanswered: bool = False
+    """Whether it counts in the engine's bounds: until the first byte of its answer."""
+
+    # Begun by the registry
+    start: CallStart = field(init=False)
+    """Its ids as the backend knows them; the key is unique over all calls."""
+    began_s: float = 0.0
+    level: int = 1
+    """The level that it enters the engine's queues at."""
+    entry_service_s: float = 0.0
+    """The service that the policy lets it start with."""
+    inherited: Inherited = field(init=False)
+    engine_key: str = ""
+    """Its id in the engine, another one for each attempt."""
+    rate_headers: Mapping[str, str] = field(default_factory=dict)
+    """The headers about its tenant's rate limits."""
+
+    # Sent and answered
+    reports: list[EngineReport] = field(default_factory=list)
+    has_reports: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when as many reports have come as the call became requests."""
+    sent_s: float | None = None
+    """When it was last sent to the engine."""
+    first_bytes_s: float | None = None
+    """When the first bytes of its streamed answer went out."""
+    streamed_events: int = 0
+    """The events of its streamed answer so far: about as many as tokens."""
+    receipt: Receipt | None = None
+    """Set when the call is settled."""
+
+    @property
+    def engine(self) -> str:
+        """The name of its engine."""
+        return self.handle.name
+
+    @property
+    def shown_program(self) -> str:
+        """The program's id as its client knows it."""
+        return self.tenant.shown(self.identity.program)
+
+    @property
+    def ends_program(self) -> bool:
+        """Whether its program ends with it."""
+        return self.identity.is_final or self.identity.is_anonymous
+
+    def begin(self, start: CallStart, inherited: Inherited, now: float, class_name: str = "") -> None:
+        """Enter the process table; `class_name` is the class of its program."""
+        self.start, self.inherited, self.began_s, self.engine_key = start, inherited, now, start.key
+        self.entry_service_s = inherited.service_s
+        self.arrival = Arrival(
+            start.key,
+            start.program_id,
+            thread_id=start.thread_id,
+            tenant=self.tenant.name,
+            weight=self.tenant.weight,
+            service_s=inherited.program_service_s,
+            wait_s=inherited.wait_s,
+            inherited_s=inherited.service_s,
+            expected_s=inherited.expected_s,
+            age_s=inherited.age_s,
+            work=inherited.work,
+            class_name=class_name,
+            context=Context(self.prompt_tokens),
+        )
+
+    def make_start(self, key: str, class_id: str | None = None) -> CallStart:
         """Return the record for the store; `class_id` is None if the program's class is known already."""
         identity = self.identity
         return CallStart(
@@ -52,83 +125,16 @@ class CallRequest(msgspec.Struct, frozen=True, kw_only=True):
             class_id=class_id,
         )
 
-    def arrival(
-        self,
-        key: str,
-        inherited: Inherited,
-        *,
-        prompt_tokens: int = 0,
-        class_name: str = "",
-    ) -> Arrival:
-        """Return what the queue before an engine has to know.
-
-        Args:
-            key: The id of the call.
-            inherited: What it inherits from its program.
-            prompt_tokens: The estimated length of its prompt.
-            class_name: The class of its program.
-        """
-        return Arrival(
-            key,
-            self.identity.program,
-            thread_id=self.identity.thread,
-            tenant=self.tenant.name,
-            weight=self.tenant.weight,
-            service_s=inherited.program_service_s,
-            wait_s=inherited.wait_s,
-            inherited_s=inherited.service_s,
-            expected_s=inherited.expected_s,
-            age_s=inherited.age_s,
-            work=inherited.work,
-            class_name=class_name,
-            context=Context(prompt_tokens),
-        )
-
-
-@dataclass(slots=True, eq=False, kw_only=True)
-class OpenCall(QueuedCall):
-    """A call that has entered the process table."""
-
-    request: CallRequest
-    start: CallStart
-    """Its ids as the backend knows them; the key is unique over all calls."""
-    began_s: float
-    level: int
-    """The level that it enters the engine's queues at."""
-    entry_service_s: float
-    """The service that the policy lets it start with."""
-    inherited: Inherited
-    engine: str
-    """The engine that it is at, perhaps another one for each attempt."""
-    engine_key: str
-    """Its id in the engine, another one for each attempt."""
-    rate_headers: Mapping[str, str] = field(default_factory=dict)
-    """The headers about its tenant's rate limits."""
-    reports: list[EngineReport] = field(default_factory=list)
-    has_reports: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when as many reports have come as the call became requests."""
-    sent_s: float | None = None
-    """When it was last sent to the engine."""
-    first_bytes_s: float | None = None
-    """When the first bytes of its streamed answer went out."""
-    streamed_events: int = 0
-    """The events of its streamed answer so far: about as many as tokens."""
-    receipt: Receipt | None = None
-    """Set when the call is settled."""
-    shown_program: str = field(init=False)
-    """The program's id as its client knows it."""
-    ends_program: bool = field(init=False)
-    """Whether its program ends with it."""
-
-    def __post_init__(self) -> None:
-        identity = self.request.identity
-        self.shown_program = self.request.tenant.shown(self.start.program_id)
-        self.ends_program = identity.is_final or identity.is_anonymous
+    def leave_bounds(self) -> None:
+        """Free its share of the engine's bounds; may be called twice."""
+        if self.is_unanswered:
+            self.is_unanswered = False
+            self.handle.bounds.remove(self.body.size_bytes)
 
     @property
     def max_reports(self) -> int:
         """How many of its reports are kept: engines that call tools themselves make more requests for it."""
-        return self.request.body.record_count + FURTHER_REPORTS
+        return self.body.record_count + FURTHER_REPORTS
 
     def make_receipt(self, outcome: Outcome, scheduler: SchedulerConfig, now: float) -> Receipt:
         """Add up the reports that have come; without any, estimate the service from the answer's tokens."""
@@ -158,7 +164,7 @@ class OpenCall(QueuedCall):
             arrival_step=min([report.arrival_step for report in reports]),
             finish_step=max([report.finish_step for report in reports]),
             engine_steps=max([report.engine_steps for report in reports]),
-            estimated=len(reports) < self.request.body.record_count,
+            estimated=len(reports) < self.body.record_count,
             inactive_s=self.inactive_s + max([report.inactive_s for report in reports]),
         )
 
@@ -172,7 +178,7 @@ class OpenCall(QueuedCall):
         if self.sent_s is None or outcome is Outcome.REJECTED or is_unserved:
             return 0.0
         service_s = scheduler.nominal_service_s(*self._served_tokens())
-        longest_s = (now - self.sent_s) * self.request.body.record_count
+        longest_s = (now - self.sent_s) * self.body.record_count
         return min(service_s, longest_s) if outcome is Outcome.ABORTED else service_s
 
     def _served_tokens(self) -> tuple[int, int]:
@@ -209,7 +215,7 @@ class OpenCall(QueuedCall):
 
     def settled(self, receipt: Receipt, outcome: Outcome, now: float, *, ended_at_s: float) -> SettledCall:
         """Return the record of the settled call."""
-        request, identity, body = self.request, self.request.identity, self.request.body
+        identity, body = self.identity, self.body
         runs, prefilled_s = self._runs()
         return SettledCall(
             start=self.start,
@@ -217,11 +223,11 @@ class OpenCall(QueuedCall):
             outcome=outcome,
             settled_s=now,
             ended_at_s=ended_at_s,
-            session_id=None if identity.session is None else request.tenant.shown(identity.session),
-            tenant=request.tenant.name,
+            session_id=None if identity.session is None else self.tenant.shown(identity.session),
+            tenant=self.tenant.name,
             identity_source=identity.source,
             engine=self.engine,
-            operation=request.dialect.operation,
+            operation=self.dialect.operation,
             model=body.model,
             is_streaming=body.is_streaming,
             body_bytes=body.size_bytes,
@@ -235,7 +241,7 @@ class OpenCall(QueuedCall):
             stated_usage=self.usage,
             streamed_events=self.streamed_events,
             is_final=identity.is_final,
-            traceparent=request.headers.get("traceparent"),
+            traceparent=self.headers.get("traceparent"),
         )
 
     def _runs(self) -> tuple[tuple[tuple[float, float], ...], float | None]:

@@ -7,14 +7,15 @@ while the call is queued. With one engine there is no choice, and nothing is rem
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from autellix_backend.core.balance import ArrivingCall, Balancer, FinishedCall, Placement
 from autellix_backend.core.balance.speed import fastest
 from autellix_backend.core.errors import NoEngineError
-from autellix_backend.gateway.engines.handle import EngineHandle, QueueSpace
+from autellix_backend.gateway.calls.call import Call
+from autellix_backend.gateway.engines.handle import EngineHandle
 from autellix_backend.gateway.engines.pool import EnginePool
 from autellix_backend.gateway.errors import EngineUnavailableError, ShuttingDownError
+from autellix_backend.gateway.identity.program_class import shared_prefix
 from autellix_backend.observe.settled_call import Outcome, SettledCall
 
 FIRST_BYTES_PER_TOKEN = 4.0
@@ -23,15 +24,6 @@ LEARNING_RATE = 0.05
 others."""
 MAX_MODELS = 64
 """Further names share one rate, because some servers accept any name."""
-
-
-@dataclass(slots=True, eq=False)
-class Assignment:
-    """The engine of a call, and the call's share of the engine's bounds."""
-
-    call: ArrivingCall
-    handle: EngineHandle
-    space: QueueSpace
 
 
 class PromptLengths:
@@ -72,66 +64,52 @@ class Router:
         self._programs: set[str] = set()
         """The programs that have had a call since they entered the process table."""
 
-    def assign(
-        self,
-        program_id: str,
-        model: str | None,
-        body_bytes: int,
-        read_prefix: Callable[[], str] = lambda: "",
-    ) -> Assignment:
+    def assign(self, call: Call) -> None:
         """Assign an arriving call to an engine; it has to be released in the end.
-
-        Args:
-            program_id: Its program.
-            model: The model that it names.
-            body_bytes: The size of its body.
-            read_prefix: Returns the id of what its prompt begins with, as for Balancer.assign(); called only
-                if the choice depends on it.
 
         Raises:
             EngineUnavailableError: if there is no engine at all.
             OverloadedError: if too many calls wait already.
             ShuttingDownError: if the gateway shuts down.
         """
-        is_new = program_id not in self._programs
-        prefix = read_prefix() if is_new and self._balancer.reads_prefixes and len(self.pool) > 1 else ""
-        call = ArrivingCall(program_id, self._prompts.estimate(model, body_bytes), prefix)
+        size_bytes = call.body.size_bytes
+        call.prompt_tokens = self._prompts.estimate(call.body.model, size_bytes)
+        if self._reads_prefix_of(call):
+            call.prefix = shared_prefix(call.tenant, call.body.fields)
         try:
             handle = self._choose(call)
-            if not handle.bounds.has_room(body_bytes):
-                handle = self._least_used_with_room(body_bytes) or handle
+            if not handle.bounds.has_room(size_bytes):
+                handle = self._least_used_with_room(size_bytes) or handle
             if self.pool.is_shutting_down:
                 self._on_refusal("draining")
                 raise ShuttingDownError
-            space = handle.bounds.admit(body_bytes)
+            handle.bounds.admit(size_bytes)
         except BaseException:
-            self._forget_unless_begun(program_id)
+            self._forget_unless_begun(call)
             raise
-        handle.hold()
-        return Assignment(call, handle, space)
+        self._put(call, handle)
 
-    def reassign(self, assignment: Assignment) -> None:
+    def reassign(self, call: Call) -> None:
         """Move a call to another engine, if one accepts calls."""
-        left = assignment.handle
-        handle = self._choose(assignment.call, avoided=left)
+        left = call.handle
+        handle = self._choose(call, avoided=left)
         if handle is left:
             return
-        assignment.space.release()
+        call.leave_bounds()
         # It was admitted once, and is not refused for a bound that others have reached meanwhile.
-        assignment.space = handle.bounds.add(assignment.space.size_bytes)
-        assignment.handle = handle
-        handle.hold()
+        handle.bounds.add(call.body.size_bytes)
+        self._put(call, handle)
         left.release()
 
-    def release(self, assignment: Assignment) -> None:
+    def release(self, call: Call) -> None:
         """End a call's assignment."""
-        self._forget_unless_begun(assignment.call.program_id)
-        assignment.space.release()
-        assignment.handle.release()
+        self._forget_unless_begun(call)
+        call.leave_bounds()
+        call.handle.release()
 
-    def on_begun(self, assignment: Assignment) -> None:
+    def on_begun(self, call: Call) -> None:
         """Note that a call's program is in the process table; it may be known already."""
-        self._programs.add(assignment.call.program_id)
+        self._programs.add(call.identity.program)
 
     def on_call_settled(self, settled: SettledCall) -> None:
         """Learn from an answer how long prompts are, how fast its engine is, and what that has cached."""
@@ -166,20 +144,30 @@ class Router:
         """Return why a program is on its engine; None where memory decided nothing."""
         return self._balancer.placement(program_id)
 
-    def _choose(self, call: ArrivingCall, avoided: EngineHandle | None = None) -> EngineHandle:
+    def _put(self, call: Call, handle: EngineHandle) -> None:
+        handle.hold()
+        call.handle, call.is_unanswered = handle, True
+
+    def _choose(self, call: Call, avoided: EngineHandle | None = None) -> EngineHandle:
         """Choose an engine; an avoided one only if there is no other."""
         if len(self.pool) == 1:
             return next(iter(self.pool))
+        arriving = ArrivingCall(call.identity.program, call.prompt_tokens, call.prefix)
         accepting = {handle for handle in self.pool if handle is not avoided and handle.is_accepting()}
         best = fastest(handle.speed for handle in accepting)
         loads = [handle.load(best, is_accepting=handle in accepting) for handle in self.pool]
         try:
-            chosen = self.pool.get(self._balancer.assign(call, loads))
+            chosen = self.pool.get(self._balancer.assign(arriving, loads))
         except NoEngineError:
             return self._where_to_wait(avoided)
         for handle in self.pool:
             handle.speed.on_call_placed(is_here=handle is chosen)
         return chosen
+
+    def _reads_prefix_of(self, call: Call) -> bool:
+        """Return whether the choice depends on what the call's prompt begins with."""
+        is_new = call.identity.program not in self._programs
+        return is_new and self._balancer.reads_prefixes and len(self.pool) > 1
 
     def _where_to_wait(self, avoided: EngineHandle | None) -> EngineHandle:
         """Return the engine that a call waits for while none accepts calls; it moves on when one does."""
@@ -195,7 +183,7 @@ class Router:
         found = [each for each in self.pool if each.is_accepting() and each.bounds.has_room(body_bytes)]
         return min(found, key=lambda handle: handle.open_calls, default=None)
 
-    def _forget_unless_begun(self, program_id: str) -> None:
-        if program_id not in self._programs:
+    def _forget_unless_begun(self, call: Call) -> None:
+        if call.identity.program not in self._programs:
             # The store does not have the program, so its end will not be published.
-            self._balancer.forget(program_id)
+            self._balancer.forget(call.identity.program)

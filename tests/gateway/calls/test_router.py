@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from autellix_backend.gateway.engines.router import MAX_MODELS, PromptLengths
+from autellix_backend.gateway.calls.router import MAX_MODELS, PromptLengths
 
 
 def test_the_rate_starts_at_four_bytes_per_token() -> None:
