@@ -40,41 +40,8 @@ class Target:
     model: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
-    """One policy's turn at the programs of a load, or of a part of it."""
-
-    policy: str
-    base_url: str
-    load: Load
-    round_number: int
-    part: int
-    """From zero."""
-    programs: Sequence[ProgramTrace]
-    arrivals_s: Sequence[float]
-    """The same for every policy."""
-
-    @property
-    def heat(self) -> str:
-        """What all policies play in turn, in words."""
-        text = f"round {self.round_number}, {self.load.name}"
-        return f"{text}, part {self.part + 1} of {self.load.parts}" if self.load.parts > 1 else text
-
-    @property
-    def title(self) -> str:
-        """The turn in words."""
-        return f"{self.heat}, {self.policy}"
-
-    @property
-    def calls(self) -> int:
-        """The number of calls of its programs."""
-        return sum(len(program.calls) for program in self.programs)
-
-
 Follow = Callable[[str, int], Callable[[CallResult], None]]
 """Starts a progress bar with a run's title and number of calls; returns a function that receives results."""
-FollowTurn = Callable[[Turn], Callable[[CallResult], None]]
-"""Called when a turn begins; returns a function that receives its results as they come."""
 
 
 def calibrate(
@@ -110,7 +77,7 @@ def compare(
     *,
     rounds: int,
     seed: int,
-    follow: FollowTurn,
+    follow: Follow,
 ) -> list[LoadComparison]:
     """Play every load on every target, one at a time, with alternating policies (A B A B).
 
@@ -162,22 +129,15 @@ def _play_in_turns(
     speed: Calibration,
     seed: int,
     round_number: int,
-    follow: FollowTurn,
+    follow: Follow,
 ) -> dict[str, _Played]:
     played = {policy: _Played() for policy in targets}
     rate_per_s = speed.rate_for(load.rho, load.programs)
     for number, programs in enumerate(load.split()):
         arrivals_s = poisson_arrivals(len(programs), rate_per_s, seed + number)
+        calls = sum(len(program.calls) for program in programs)
+        part = f", part {number + 1} of {load.parts}" if load.parts > 1 else ""
         for policy, target in targets.items():
-            turn = Turn(
-                policy=policy,
-                base_url=target.base_url,
-                load=load,
-                round_number=round_number,
-                part=number,
-                programs=programs,
-                arrivals_s=arrivals_s,
-            )
             job = ReplayJob(
                 base_url=target.base_url,
                 model=target.model,
@@ -185,5 +145,6 @@ def _play_in_turns(
                 arrivals_s=arrivals_s,
                 salt=f"{seed}:{load.name}:{round_number}",
             )
-            played[policy].add(arrivals_s, replay(job, follow(turn)))
+            watch = follow(f"round {round_number}, {load.name}{part}, {policy}", calls)
+            played[policy].add(arrivals_s, replay(job, watch))
     return played

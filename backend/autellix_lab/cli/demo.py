@@ -9,8 +9,6 @@ import json
 import math
 import signal
 import sys
-import time
-import webbrowser
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
@@ -25,20 +23,16 @@ from autellix_lab.bench.calibrate import CalibrationError
 from autellix_lab.bench.replay import ReplayError
 from autellix_lab.bench.report import check_plotting, comparison_table, write_json
 from autellix_lab.cli.arguments import InputError, add_tree_scale
-from autellix_lab.cli.console import Follow, lab_extra, progress_bars
+from autellix_lab.cli.console import lab_extra, progress_bars
 from autellix_lab.demo.comparison import PartComparison, comparison_report, run_parts
-from autellix_lab.demo.parts import BLOCK_TOKENS, MAX_TOOL_CONTEXT_TOKENS, DemoOptions, Part, demo_parts
+from autellix_lab.demo.parts import BLOCK_TOKENS, MAX_TOOL_CONTEXT_TOKENS, DemoOptions, demo_parts
 from autellix_lab.demo.picture import Panel, write_picture
-from autellix_lab.demo.race.race import Race
-from autellix_lab.demo.race.server import served
 from autellix_lab.workload.generate import WORKLOADS
 from autellix_lab.workload.trace import TraceError
 
 POLICIES = ("fcfs", "boost")
 QUICK_PROGRAMS, QUICK_TOOL_PROGRAMS = 9, 24
 QUICK_CALIBRATION_TOKENS = 2000
-LAST_LOOK_S = 1.0
-"""How long the page of a watched demo is served after its end: it asks twice a second."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -113,11 +107,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="results (default: demo-results)",
     )
-    add(
-        "--watch",
-        action="store_true",
-        help="show the policies side by side on a page while they play, and open it in a browser",
-    )
     add("--json", action="store_true", help="print the report as JSON instead of tables")
     add(
         "--quick", action="store_true", help="one short round of both parts, as a check and not a measurement"
@@ -138,35 +127,13 @@ def run(args: argparse.Namespace) -> int:
         return 2
     try:
         with _sigterm_interrupts(), progress_bars(console, is_logged=True) as follow:
-            found = _play(options, parts, follow, console, is_watched=args.watch)
+            found = run_parts(options, parts, follow, console.print)
     except (BackendError, CalibrationError, ReplayError) as error:
         print(f"autellix demo: {error}", file=sys.stderr)
         return 1
     report = comparison_report(options, found)
     write_json(options.out / "comparison.json", report)
     return _show(args, found, report, console)
-
-
-def _play(
-    options: DemoOptions, parts: Sequence[Part], follow: Follow, console: Console, *, is_watched: bool
-) -> list[PartComparison]:
-    if not is_watched:
-        return run_parts(options, parts, follow, console.print)
-    race = Race(options.policies)
-
-    def tell(text: str) -> None:
-        console.print(text)
-        race.tell(text)
-
-    with served(race) as url:
-        console.print(f"the race is shown at {url}")
-        if not webbrowser.open(url):
-            console.print("there is no browser to open it in")
-        found = run_parts(options, parts, follow, tell, race.begin)
-        race.end()
-        # So that the page gets to know how it ended.
-        time.sleep(LAST_LOOK_S)
-    return found
 
 
 def _options(args: argparse.Namespace) -> DemoOptions:

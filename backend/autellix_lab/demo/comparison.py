@@ -11,9 +11,8 @@ from typing import Any
 from autellix_backend.core.policies import make_policy
 from autellix_lab.bench.backend import BackendProcess
 from autellix_lab.bench.calibrate import Calibration, choose_bounds
-from autellix_lab.bench.compare import Follow, FollowTurn, Target, Turn, calibrate, compare
+from autellix_lab.bench.compare import Follow, Target, calibrate, compare
 from autellix_lab.bench.report import LoadComparison, losses, report_mapping, verdicts
-from autellix_lab.bench.results import CallResult
 from autellix_lab.demo.parts import BLOCK_TOKENS, GOALS, MAX_CONTEXT_TOKENS, DemoOptions, Part
 
 TOLERANCE = 0.05
@@ -38,11 +37,7 @@ class PartComparison:
 
 
 def run_parts(
-    options: DemoOptions,
-    parts: Iterable[Part],
-    follow: Follow,
-    report_progress: ReportProgress,
-    watch: FollowTurn = lambda _: lambda _: None,
+    options: DemoOptions, parts: Iterable[Part], follow: Follow, report_progress: ReportProgress
 ) -> list[PartComparison]:
     """Play each part in turn; its engines end before those of the next start.
 
@@ -51,28 +46,17 @@ def run_parts(
         parts: The parts.
         follow: Follows each run with a progress bar.
         report_progress: Receives lines about the progress.
-        watch: Is called for each turn of a policy, and for its calls.
 
     Raises:
         BackendError: if a backend does not start.
         CalibrationError: if an engine's speed cannot be measured.
         ReplayError: if the client could not play at all.
     """
-
-    def follow_turn(turn: Turn) -> Callable[[CallResult], None]:
-        watchers = (follow(turn.title, turn.calls), watch(turn))
-
-        def pass_on(result: CallResult) -> None:
-            for each in watchers:
-                each(result)
-
-        return pass_on
-
-    return [_run_part(options, part, follow, follow_turn, report_progress) for part in parts]
+    return [_run_part(options, part, follow, report_progress) for part in parts]
 
 
 def _run_part(
-    options: DemoOptions, part: Part, follow: Follow, follow_turn: FollowTurn, report_progress: ReportProgress
+    options: DemoOptions, part: Part, follow: Follow, report_progress: ReportProgress
 ) -> PartComparison:
     baseline, *others = options.policies
     levelled = [policy for policy in others if make_policy(policy).has_levels]
@@ -104,7 +88,7 @@ def _run_part(
             lambda turn: speed_of(targets[baseline], turn),
             rounds=options.rounds,
             seed=options.seed,
-            follow=follow_turn,
+            follow=follow,
         )
     return PartComparison(part=part, loads=loads, calibration=calibration, bounds=bounds)
 
@@ -170,6 +154,7 @@ def _scheduler(options: DemoOptions, policy: str, bounds: tuple[float, ...]) -> 
 def _ready(backend: BackendProcess, report_progress: ReportProgress) -> Target:
     report_progress(f"starting the {backend.name} backend, log in {backend.log_path}")
     backend.wait_ready()
+    report_progress(f"{backend.base_url}/autellix/ shows its programs")
     return Target(base_url=backend.base_url, model=backend.model())
 
 

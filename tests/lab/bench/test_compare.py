@@ -6,7 +6,7 @@ import pytest
 
 from autellix_lab.bench import compare as module
 from autellix_lab.bench.calibrate import Calibration, CalibrationError
-from autellix_lab.bench.compare import Load, Target, Turn, calibrate, compare
+from autellix_lab.bench.compare import Load, Target, calibrate, compare
 from autellix_lab.bench.replay import ReplayJob
 from autellix_lab.bench.results import CallResult
 from autellix_lab.workload.generate import generate_programs
@@ -14,10 +14,6 @@ from autellix_lab.workload.generate import generate_programs
 PROGRAMS = generate_programs("chat", 5, seed=1)
 SPEED = Calibration(tokens_per_s=100.0, steps_per_s=None, service_per_token_s=None, window_s=1.0, calls=1)
 TARGETS = {name: Target(base_url=f"http://{name}", model="m") for name in ("fcfs", "plas")}
-
-
-def unwatched(_turn: Turn) -> Callable[[CallResult], None]:
-    return lambda _: None
 
 
 def silent(_title: str, _calls: int) -> Callable[[CallResult], None]:
@@ -60,13 +56,21 @@ def test_a_load_is_split_into_parts(parts: int, sizes: list[int]) -> None:
 def test_policies_take_turns_at_each_part(jobs: list[ReplayJob]) -> None:
     load = Load(name="low", rho=0.5, programs=PROGRAMS, parts=2)
     rounds: list[str] = []
+    titles: list[str] = []
+
+    def follow(title: str, _calls: int) -> Callable[[CallResult], None]:
+        titles.append(title)
+        return lambda _: None
 
     def speed(name: str) -> Calibration:
         rounds.append(name)
         return SPEED
 
-    (found,) = compare(TARGETS, [load], speed, rounds=2, seed=3, follow=unwatched)
+    (found,) = compare(TARGETS, [load], speed, rounds=2, seed=3, follow=follow)
     assert rounds == ["round 1", "round 2"]
+    assert titles[:4] == [
+        f"round 1, low, part {part} of 2, {policy}" for part in (1, 2) for policy in ("fcfs", "plas")
+    ]
     assert [job.base_url for job in jobs] == ["http://fcfs", "http://plas"] * 4
     assert [len(job.programs) for job in jobs] == [3, 3, 2, 2] * 2
     for first, second in zip(jobs[::2], jobs[1::2], strict=True):
@@ -79,27 +83,6 @@ def test_policies_take_turns_at_each_part(jobs: list[ReplayJob]) -> None:
         assert run.summary.duration_s == pytest.approx(
             jobs[0].arrivals_s[-1] + 2 + jobs[2].arrivals_s[-1] + 2
         )
-
-
-def test_turns_of_one_heat_have_the_same_programs_and_arrivals(jobs: list[ReplayJob]) -> None:
-    load = Load(name="low", rho=0.5, programs=PROGRAMS, parts=2)
-    turns: list[Turn] = []
-
-    def follow(turn: Turn) -> Callable[[CallResult], None]:
-        turns.append(turn)
-        return lambda _: None
-
-    compare(TARGETS, [load], lambda _: SPEED, rounds=1, seed=3, follow=follow)
-    assert [turn.title for turn in turns] == [
-        f"round 1, low, part {part} of 2, {policy}" for part in (1, 2) for policy in ("fcfs", "plas")
-    ]
-    for first, second in zip(turns[::2], turns[1::2], strict=True):
-        assert (first.heat, first.programs, first.arrivals_s) == (
-            second.heat,
-            second.programs,
-            second.arrivals_s,
-        )
-    assert [turn.base_url for turn in turns] == [job.base_url for job in jobs]
 
 
 def test_each_calibration_has_words_of_its_own(jobs: list[ReplayJob]) -> None:

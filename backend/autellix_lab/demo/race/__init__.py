@@ -1,1 +1,0 @@
-"""The page of `autellix demo --watch`: each policy plays the same programs, side by side."""
