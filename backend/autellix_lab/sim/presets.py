@@ -17,15 +17,13 @@ parallelism take no time, so the result is a little too fast.
 from __future__ import annotations
 
 import dataclasses
-import json
-import math
-import typing
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from autellix_lab.sim.model import UNIT, EngineModel
+from autellix_lab.workload.schema import check_known, to_record
 
 BANDWIDTH_EFFICIENCY = 0.8
 """Assumed share of the peak bandwidth that kernels and copies reach."""
@@ -183,8 +181,6 @@ _ALL = (
 PRESETS: dict[str, EngineModel] = {engine.name: engine for engine in _ALL}
 """Engines by name."""
 
-_TYPES = typing.get_type_hints(EngineModel)
-
 
 def find_engine(name: str) -> EngineModel:
     """Return a preset, or the engine of a .json file.
@@ -206,33 +202,15 @@ def read_engine(path: Path) -> EngineModel:
         ModelError: if the file cannot be read, or a field is unknown or has a value it cannot have.
     """
     try:
-        mapping = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
+        mapping = msgspec.json.decode(path.read_bytes())
+    except OSError as error:
         raise ModelError(f"{path} cannot be read: {error}") from error
     except (ValueError, RecursionError) as error:
         raise ModelError(f"{path} is not JSON: {error}") from error
     if not isinstance(mapping, dict):
-        raise ModelError(f"{path} is not a JSON object; expected the fields {', '.join(_TYPES)}")
+        raise ModelError(f"{path} is not a JSON object; expected the fields of an engine")
     try:
-        return EngineModel(**{name: _checked(name, value) for name, value in _known(mapping).items()})
+        check_known(mapping, EngineModel)
+        return to_record(mapping, EngineModel)
     except ValueError as error:
         raise ModelError(f"{path}: {error}") from error
-
-
-def _known(mapping: Mapping[str, Any]) -> Mapping[str, Any]:
-    for name in mapping:
-        if name not in _TYPES:
-            raise ValueError(f"{name} is unknown; expected one of {', '.join(_TYPES)}")
-    return mapping
-
-
-def _checked(name: str, value: Any) -> Any:
-    kind = _TYPES[name]
-    if kind is float and type(value) is int:
-        value = float(value)
-    # By exact type: to Python, true is an int.
-    kinds = typing.get_args(kind) or (kind,)
-    if type(value) not in kinds or (type(value) is float and not math.isfinite(value)):
-        names = " or ".join("null" if item is type(None) else item.__name__ for item in kinds)
-        raise ValueError(f"{name} is {value!r}; expected {names}")
-    return value

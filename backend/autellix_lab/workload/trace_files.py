@@ -4,21 +4,13 @@ from __future__ import annotations
 
 import gzip
 import json
-import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import fields
 from pathlib import Path
 from typing import IO, Any, Literal
 
-import msgspec
-
+from autellix_lab.workload.schema import FieldError, check_known, to_record
 from autellix_lab.workload.trace import CallTrace, ProgramTrace, TraceError, program_to_line
-
-_PROGRAM_FIELDS = tuple(item.name for item in fields(ProgramTrace))
-_CALL_FIELDS = tuple(item.name for item in fields(CallTrace))
-_JSON_TYPES = {"array": "a list", "object": "an object"}
-_PATH = re.compile(r"\.(\w+)|\[(\d+)\]")
 
 
 def read_traces(path: Path) -> list[ProgramTrace]:
@@ -63,36 +55,14 @@ def program_from_mapping(mapping: Mapping[str, Any]) -> ProgramTrace:
     Raises:
         TraceError: for a missing, unknown or badly typed field, or a call that breaks the DAG's rules.
     """
-    _check_known(mapping, _PROGRAM_FIELDS, "")
     try:
-        program = msgspec.convert(mapping, ProgramTrace)
-    except msgspec.ValidationError as error:
-        if isinstance(error.__cause__, TraceError):
-            raise error.__cause__ from None
-        raise _schema_error(str(error), mapping) from None
-    for index, call in enumerate(mapping["calls"]):
-        _check_known(call, _CALL_FIELDS, f"calls[{index}].")
+        check_known(mapping, ProgramTrace)
+        program = to_record(mapping, ProgramTrace)
+        for index, call in enumerate(mapping["calls"]):
+            check_known(call, CallTrace, f"calls[{index}].")
+    except FieldError as error:
+        raise TraceError(error.field, error.problem) from None
     return program
-
-
-def _check_known(mapping: Mapping[str, Any], known: tuple[str, ...], prefix: str) -> None:
-    for key in mapping:
-        if key not in known:
-            raise TraceError(f"{prefix}{key}", f"is unknown; expected one of {', '.join(known)}")
-
-
-def _schema_error(message: str, mapping: Mapping[str, Any]) -> TraceError:
-    """Turn msgspec's message, such as "Expected `int`, got `str` - at `$.calls[1].id`", into ours."""
-    problem, _, path = message.partition(" - at ")
-    path = path.strip("`").removeprefix("$")
-    if problem.startswith("Object missing required field"):
-        return TraceError(f"{path}.{problem.split('`')[1]}".lstrip("."), "is missing")
-    steps = (name or int(index) for name, index in _PATH.findall(path))
-    value: Any = mapping
-    for step in steps:
-        value = value[step]
-    expected = problem.split("`")[1]
-    return TraceError(path.lstrip("."), f"is {value!r}; expected {_JSON_TYPES.get(expected, expected)}")
 
 
 def _read_lines(path: Path) -> Iterator[ProgramTrace]:

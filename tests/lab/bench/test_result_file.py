@@ -63,9 +63,9 @@ def test_a_result_survives_its_file(tmp_path: Path, receipt: dict[str, Any] | No
         ({"lost_calls": "0"}, "lost_calls", "is '0'; expected int"),
         ({"lost_calls": True}, "lost_calls", "is True; expected int"),
         ({"duration_s": None}, "duration_s", "is None; expected float"),
-        ({"duration_s": float("nan")}, "duration_s", "is nan; expected float"),
-        ({"outcomes": {}}, "outcomes", "is {}; expected list"),
-        ({"outcomes": [1]}, "outcomes[0]", "is not an object"),
+        ({"duration_s": float("nan")}, "file", "is not JSON"),
+        ({"outcomes": {}}, "outcomes", "is {}; expected a list"),
+        ({"outcomes": [1]}, "outcomes[0]", "is 1; expected an object"),
         ({"outcomes": [{"program": "p"}]}, "outcomes[0].source", "is missing"),
     ],
 )

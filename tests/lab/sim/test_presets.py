@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -100,9 +101,9 @@ def test_a_written_engine_is_read_back(tmp_path: Path) -> None:
         ("[]", "engine.json is not a JSON object"),
         ('{"steps": 1}', "engine.json: steps is unknown; expected one of name, max_num_seqs"),
         ('{"step_s": "fast"}', "engine.json: step_s is 'fast'; expected float"),
-        ('{"step_s": NaN}', "engine.json: step_s is nan; expected float"),
+        ('{"step_s": NaN}', "engine.json is not JSON"),
         ('{"max_num_seqs": true}', "engine.json: max_num_seqs is True; expected int"),
-        ('{"kv_blocks": 1.5}', "engine.json: kv_blocks is 1.5; expected int or null"),
+        ('{"kv_blocks": 1.5}', "engine.json: kv_blocks is 1.5; expected int | null"),
         ('{"kv_blocks": 0}', "engine.json: kv_blocks must be at least 1"),
     ],
 )
@@ -111,7 +112,7 @@ def test_a_bad_file_is_one_clear_message(tmp_path: Path, text: str | None, messa
     path = tmp_path / "engine.json"
     if text is not None:
         path.write_text(text)
-    with pytest.raises(ModelError, match=message.replace("(", r"\(")):
+    with pytest.raises(ModelError, match=re.escape(message)):
         find_engine(str(path))
 
 
