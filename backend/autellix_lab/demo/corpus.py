@@ -6,69 +6,30 @@ import random
 from collections.abc import Iterator
 
 PEOPLE = (
-    "the user",
-    "a customer",
-    "our neighbour",
-    "the student",
-    "my colleague",
-    "the planner",
-    "a reader",
+    "the user", "a customer", "our neighbour", "the student", "my colleague", "the planner", "a reader",
     "the operator",
-)
+)  # fmt: skip
 TOOLS = (
-    "search",
-    "calculator",
-    "calendar",
-    "weather",
-    "database",
-    "browser",
-    "editor",
-    "terminal",
-    "translator",
-    "mailbox",
-)
+    "search", "calculator", "calendar", "weather", "database", "browser", "editor", "terminal",
+    "translator", "mailbox",
+)  # fmt: skip
 VERBS = (
-    "asks",
-    "checks",
-    "compares",
-    "writes",
-    "reads",
-    "plans",
-    "explains",
-    "repairs",
-    "measures",
-    "translates",
-    "sorts",
-    "counts",
-)
+    "asks", "checks", "compares", "writes", "reads", "plans", "explains", "repairs", "measures",
+    "translates", "sorts", "counts",
+)  # fmt: skip
 THINGS = (
-    "the train to the coast",
-    "a list of prime numbers",
-    "the height of the tower",
-    "two recipes for bread",
-    "a letter to the council",
-    "the weather on Sunday",
-    "the sum of the invoices",
-    "a function that sorts names",
-    "the shortest path through the garden",
-    "the history of the bridge",
-    "an appointment for next week",
-    "the temperature of the water",
-    "the colour of the roof",
-    "a table of results",
-    "the queue at the counter",
-)
+    "the train to the coast", "a list of prime numbers", "the height of the tower", "two recipes for bread",
+    "a letter to the council", "the weather on Sunday", "the sum of the invoices",
+    "a function that sorts names", "the shortest path through the garden", "the history of the bridge",
+    "an appointment for next week", "the temperature of the water", "the colour of the roof",
+    "a table of results", "the queue at the counter",
+)  # fmt: skip
 REASONS = (
-    "because the first answer was incomplete",
-    "before the others arrive",
-    "as soon as the result is known",
-    "while the second branch is still running",
-    "after looking at the observation",
-    "so that nobody has to wait",
-    "although the price has changed",
-    "until every step is done",
+    "because the first answer was incomplete", "before the others arrive", "as soon as the result is known",
+    "while the second branch is still running", "after looking at the observation",
+    "so that nobody has to wait", "although the price has changed", "until every step is done",
     "in order to be certain",
-)
+)  # fmt: skip
 TEMPLATES = (
     "{person} {verb} {thing} {reason}.",
     "Thought: {person} needs {thing}. Action: {tool}[{thing}]. Observation: {number} results were found.",

@@ -28,8 +28,10 @@ from autellix_lab.sim.model import EngineModel
 TOKEN_BUDGET = 2048
 """vLLM's default on most hardware; the fit does not depend on it."""
 NAMES = ("step_s", "decode_s", "context_s", "prefill_s", "call_s")
-_SINGULAR = 1e-9
-"""A pivot below this share of its column's length counts as zero."""
+_SINGULAR = 3e-5
+"""A singular value below this share of the largest counts as zero."""
+_ROUNDING = 1e-12
+"""Share of the values' squares by which errors may differ and count as equal."""
 
 Row = tuple[float, ...]
 """One number for each of NAMES."""
@@ -215,44 +217,37 @@ def _solve(rows: Sequence[Row], values: Sequence[float], weights: Sequence[float
             "batches, with long prompts, and with short answers"
         )
     best: tuple[float, Row] | None = None
+    # Of choices that fit equally well the first one counts, which has decode_s rather than context_s.
+    rounding = _ROUNDING * sum(row[-1] ** 2 for row in equations)
     for size in range(len(NAMES), 0, -1):
         for columns in itertools.combinations(range(len(NAMES)), size):
             found = _least_squares(equations, columns)
             if found is None or min(found) < 0 or not found[0] + found[1] > 0:
                 continue
             error = sum((_product(row[:-1], found) - row[-1]) ** 2 for row in equations)
-            if best is None or error < best[0]:
+            if best is None or error < best[0] - rounding:
                 best = error, found
     # Steps are counted and times are above zero, so step_s alone is always a solution.
     assert best is not None
     return best[1]
 
 
-def _least_squares(equations: Sequence[Sequence[float]], columns: Sequence[int]) -> Row | None:
+def _least_squares(equations: Sequence[Row], columns: Sequence[int]) -> Row | None:
     """Solve for some of the unknowns, the others zero; None if they are not determined."""
-    lengths = [sum(row[column] ** 2 for row in equations) ** 0.5 for column in columns]
-    if min(lengths) == 0:
+    # Imported here: it takes a tenth of a second, and only a fit needs it.
+    import numpy as np
+
+    table = np.asarray(equations, dtype=float).reshape(-1, len(NAMES) + 1)
+    chosen, values = table[:, columns], table[:, -1]
+    lengths = np.linalg.norm(chosen, axis=0)
+    if not lengths.all():
         return None
-    # Columns of length one, so that a small pivot means dependence and not small units.
-    unit = [[row[c] / length for c, length in zip(columns, lengths, strict=True)] for row in equations]
-    values = [row[-1] for row in equations]
-    size = len(columns)
-    matrix = [
-        [sum(row[i] * row[j] for row in unit) for j in range(size)]
-        + [sum(row[i] * value for row, value in zip(unit, values, strict=True))]
-        for i in range(size)
-    ]
-    for pivot in range(size):
-        if matrix[pivot][pivot] < _SINGULAR:
-            return None
-        for other in range(size):
-            if other != pivot:
-                factor = matrix[other][pivot] / matrix[pivot][pivot]
-                matrix[other] = [a - factor * b for a, b in zip(matrix[other], matrix[pivot], strict=True)]
-    found = [0.0] * len(NAMES)
-    for place, (column, length) in enumerate(zip(columns, lengths, strict=True)):
-        found[column] = matrix[place][size] / matrix[place][place] / length
-    return tuple(found)
+    # Columns of length one, so that a small one means dependence and not small units.
+    times, _, rank, _ = np.linalg.lstsq(chosen / lengths, values, rcond=_SINGULAR)
+    if rank < len(columns):
+        return None
+    found = dict(zip(columns, times / lengths, strict=True))
+    return tuple(float(found.get(column, 0.0)) for column in range(len(NAMES)))
 
 
 def _product(row: Sequence[float], times: Sequence[float]) -> float:
