@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from autellix_backend.cli.arguments import above_zero, count
 from autellix_backend.errors import CommandError
@@ -73,19 +72,13 @@ def fit_of(args: argparse.Namespace) -> Fit:
 
 
 def add_load_options(parser: argparse.ArgumentParser) -> None:
-    """Declare how trace files are read: `format`, `tokenizer` and `answers`."""
+    """Declare how trace files are read: `format` and `tokenizer`."""
     add = parser.add_argument
     add("--format", choices=LOADERS, help="format of the input (default: detected from the file)")
     add(
         "--tokenizer",
         metavar="NAME_OR_PATH",
         help="counts the tokens of texts (default: one token for 4 bytes)",
-    )
-    add(
-        "--answers",
-        type=Path,
-        metavar="FILE",
-        help="bfcl: the ground truths (default: possible_answer/ beside the input)",
     )
 
 
@@ -96,10 +89,8 @@ def load_options(args: argparse.Namespace) -> LoadOptions:
         TokenizerError: if the tokenizer cannot be loaded.
     """
     if args.tokenizer is None:
-        return LoadOptions(answers=args.answers)
-    return LoadOptions(
-        count_tokens=load_tokenizer(args.tokenizer), tokenizer=args.tokenizer, answers=args.answers
-    )
+        return LoadOptions()
+    return LoadOptions(count_tokens=load_tokenizer(args.tokenizer), tokenizer=args.tokenizer)
 
 
 def add_tree_scale(parser: argparse.ArgumentParser, default: float = 1.0) -> None:

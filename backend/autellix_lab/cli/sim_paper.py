@@ -15,7 +15,6 @@ from autellix_lab.sim.experiment import Sweep, SweepResult, run_sweep
 from autellix_lab.sim.figures.base import Figure
 from autellix_lab.sim.figures.catalogue import FIGURES, make_figure
 from autellix_lab.sim.figures.drawing import draw
-from autellix_lab.sim.figures.kept import keep, take
 from autellix_lab.sim.figures.page import page, report
 from autellix_lab.sim.figures.pools import MAX_CONTEXT_TOKENS, TRACE_FILES, generated_pools, read_pools
 from autellix_lab.sim.figures.study import Study
@@ -45,12 +44,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="processes (default: all cores)",
     )
-    add(
-        "--keep",
-        type=Path,
-        metavar="DIR",
-        help="store finished runs there and reuse them; empty it when the simulator has changed",
-    )
     add("--out", type=Path, default=Path("paper-results"), metavar="DIR", help="(default paper-results)")
     add("--json", action="store_true", help="print the numbers as JSON instead of the page")
 
@@ -64,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     """
     try:
         study, source = _study(args)
-        figures = _make(args.figures, study, args.workers, args.keep)
+        figures = _make(args.figures, study, args.workers)
         with lab_extra("drawing figures"):
             shown = page(figures, study, source, _draw_all(figures, args.out))
     except ValueError as error:
@@ -89,16 +82,13 @@ def _study(args: argparse.Namespace) -> tuple[Study, str]:
     return Study(pools=pools, seeds=seeds, size=args.size, is_quick=args.quick), source
 
 
-def _make(names: Sequence[str], study: Study, workers: int, folder: Path | None) -> list[Figure]:
+def _make(names: Sequence[str], study: Study, workers: int) -> list[Figure]:
     results: dict[str, SweepResult] = {}
     with progress_bars(make_console(is_stderr=True)) as follow:
 
         def run_once(name: str, sweep: Sweep) -> SweepResult:
             if name not in results:
-                kept = None if folder is None else take(folder, sweep)
-                results[name] = kept or run_sweep(sweep, workers=workers, on_point=follow(name, sweep.runs))
-                if folder is not None and kept is None:
-                    keep(folder, sweep, results[name])
+                results[name] = run_sweep(sweep, workers=workers, on_point=follow(name, sweep.runs))
             return results[name]
 
         return [make_figure(name, study, run_once) for name in names]

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from autellix_backend.cli.main import main
-from autellix_lab.cli import sim_paper
 
 
 def run(*arguments: str) -> int:
@@ -40,19 +39,6 @@ def test_json_has_the_numbers_of_a_sweep(tmp_path: Path, capsys: pytest.CaptureF
     assert found["quick"] is True
     (figure,) = found["figures"].values()
     assert [series["label"] for series in figure["panels"][0]["series"]] == ["per_block", "bulk"]
-
-
-def test_kept_runs_are_not_run_again(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    arguments = ("--quick", "--size", "0.3", "--figures", "19", "--keep", str(tmp_path / "runs"))
-    assert run(*arguments, "--out", str(tmp_path / "first")) == 0
-    first = capsys.readouterr().out
-    monkeypatch.delattr(sim_paper, "run_sweep")
-
-    assert run(*arguments, "--out", str(tmp_path / "second")) == 0
-
-    assert capsys.readouterr().out == first
 
 
 @pytest.mark.parametrize(

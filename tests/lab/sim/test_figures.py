@@ -25,7 +25,6 @@ from autellix_lab.sim.figures.base import (
 from autellix_lab.sim.figures.catalogue import FIGURES, make_figure
 from autellix_lab.sim.figures.drawing import draw
 from autellix_lab.sim.figures.equal_latency import best_gain, gain_at, rate_at
-from autellix_lab.sim.figures.kept import keep, take
 from autellix_lab.sim.figures.page import page, report
 from autellix_lab.sim.figures.pools import TRACE_FILES, generated_pools, read_pools
 from autellix_lab.sim.figures.study import RunSweep, Study, systems
@@ -239,32 +238,6 @@ def test_real_traces_are_drawn_without_gaps_and_mixed_in_equal_shares(tmp_path: 
 def test_a_missing_trace_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match=r"sharegpt_en\.jsonl\.gz"):
         read_pools(tmp_path, seed=0)
-
-
-# Kept runs.
-
-
-def a_sweep(study: Study, seeds: tuple[int, ...] = (0,)) -> Sweep:
-    cases = {"a": systems(study, "chat")["MLFQ"]}
-    return Sweep(programs=study.pools["chat"], count=2, cases=cases, loads=(0.5,), seeds=seeds)
-
-
-def test_kept_runs_are_reused_for_an_equal_sweep_only(study: Study, tmp_path: Path) -> None:
-    result = run_sweep(a_sweep(study))
-
-    keep(tmp_path / "runs", a_sweep(study), result)
-
-    assert take(tmp_path / "runs", a_sweep(study)) == result
-    assert take(tmp_path / "runs", a_sweep(study, seeds=(1,))) is None
-
-
-def test_a_spoilt_file_of_runs_is_named(study: Study, tmp_path: Path) -> None:
-    keep(tmp_path, a_sweep(study), run_sweep(a_sweep(study)))
-    (path,) = tmp_path.iterdir()
-    path.write_text('[{"case": "a"}]')
-
-    with pytest.raises(ValueError, match=rf"{path.name}: expected a list of kept runs"):
-        take(tmp_path, a_sweep(study))
 
 
 # Output.

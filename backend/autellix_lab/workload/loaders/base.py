@@ -25,8 +25,6 @@ class LoadOptions:
     count_tokens: CountTokens = estimate_tokens
     tokenizer: str = ESTIMATE
     """Name of the count, kept in the traces."""
-    answers: Path | None = None
-    """BFCL: the file of ground truths; by default possible_answer/<same name>."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,13 +44,13 @@ Descriptions = Mapping[str, int]
 
 
 def load_bfcl(path: Path, options: LoadOptions) -> list[ProgramTrace]:
-    """Load the tasks of a file; ground truths are in possible_answer/<same name> unless the options name one.
+    """Load the tasks of a file; ground truths are in possible_answer/<same name>.
 
     Raises:
         TraceError: for a broken line, a task without a ground truth, or a missing file of descriptions.
     """
     tasks = list(read_json_lines(path))
-    answers_path = options.answers or path.parent / "possible_answer" / path.name
+    answers_path = path.parent / "possible_answer" / path.name
     answers = {record.get("id", str): record for record in read_json_lines(answers_path)}
     library = _Library(path.parent / "multi_turn_func_doc", options)
     programs = []

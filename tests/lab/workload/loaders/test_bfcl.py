@@ -63,15 +63,6 @@ def test_an_excluded_function_is_not_described(tmp_path: Path) -> None:
     assert load(tmp_path, {**TASK, "excluded_function": ["add"]}).system_prefix_tokens == MEAN_TOKENS
 
 
-def test_another_file_of_truths_can_be_given(tmp_path: Path) -> None:
-    """It replaces the one beside the tasks."""
-    other = tmp_path / "other.json"
-    other.write_text(json.dumps({**TRUTH, "ground_truth": [[], []]}))
-    options = LoadOptions(count_tokens=WORDS.count_tokens, answers=other)
-
-    assert len(load(tmp_path, options=options).calls) == 2
-
-
 @pytest.mark.parametrize(
     ("task", "truth", "message"),
     [
