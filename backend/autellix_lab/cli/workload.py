@@ -9,8 +9,11 @@ import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from rich.table import Table
+
 from autellix_backend.cli.arguments import count
 from autellix_lab.cli.arguments import add_load_options, add_tree_scale, load_options
+from autellix_lab.cli.console import make_console, number_table
 from autellix_lab.workload.describe import PAPER_ROWS, PaperRow, Statistics, describe
 from autellix_lab.workload.generate import WORKLOADS, generate_programs
 from autellix_lab.workload.loaders import load
@@ -101,22 +104,17 @@ def _describe(args: argparse.Namespace) -> None:
         measured = {source: dataclasses.asdict(statistics) for source, statistics in found.items()}
         print(json.dumps({"measured": measured, "paper": paper}))
     else:
-        print(table(found, PAPER_ROWS.values()))
+        make_console().print(_table(found, PAPER_ROWS.values()))
 
 
-def table(found: Mapping[str, Statistics], paper: Iterable[PaperRow] = ()) -> str:
-    """Return the statistics as a text table, with the paper's rows below."""
-    rows = [["", *(title for title, _, _ in COLUMNS)]]
-    rows += [[name, *_cells(statistics)] for name, statistics in found.items()]
-    rows += [[f"paper: {row.name}", *_cells(row)] for row in paper]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(
-            cell.rjust(width) if column else cell.ljust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    )
+def _table(found: Mapping[str, Statistics], paper: Iterable[PaperRow]) -> Table:
+    """Return the table of the statistics, with the paper's rows below."""
+    table = number_table("", *(title for title, _, _ in COLUMNS))
+    for name, statistics in found.items():
+        table.add_row(name, *_cells(statistics))
+    for row in paper:
+        table.add_row(f"paper: {row.name}", *_cells(row))
+    return table
 
 
 def _cells(row: Statistics | PaperRow) -> list[str]:

@@ -65,24 +65,27 @@ def test_generate_writes_the_seed_s_programs(tmp_path: Path) -> None:
     assert generate_programs("mixed", 6, 3, tree_scale=0.2) == read_traces(out)
 
 
-def test_describe_prints_the_paper_s_rows_beside(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_describe_prints_the_paper_s_rows_beside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """One row a source, then the paper's three."""
-    trace = tmp_path / "trace.jsonl"
-    main(["workload", "generate", "react", str(trace), "-n", "5"])
+    monkeypatch.chdir(tmp_path)
+    main(["workload", "generate", "react", "trace.jsonl", "-n", "5"])
     capsys.readouterr()
 
-    assert main(["workload", "describe", str(trace), "chat", "-n", "20"]) == 0
+    assert main(["workload", "describe", "trace.jsonl", "chat", "-n", "20"]) == 0
 
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split("  ")[0] for line in lines[1:]] == [
-        str(trace),
+    rows = [[cell.strip() for cell in line.split("│")] for line in lines if line.startswith("│")]
+    assert [row[1] for row in rows] == [
+        "trace.jsonl",
         "chat",
         "paper: ShareGPT",
         "paper: BFCL v3 multi-turn",
         "paper: LATS",
     ]
-    assert "calls per program" in lines[0]
-    assert "159.70" in lines[-1]
+    assert "calls per program" in lines[1]
+    assert "159.70" in lines[-2]
 
 
 def test_describe_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
