@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from autellix_backend.gateway.calls.body import parse_body
-from autellix_backend.gateway.calls.call import Call
+from autellix_backend.gateway.calls.call import GatewayCall
 from autellix_backend.gateway.calls.dialects import CHAT_COMPLETIONS
 from autellix_backend.gateway.engines.handle import EngineHandle
 from autellix_backend.gateway.identity.identity import read_identity
@@ -14,9 +14,9 @@ from autellix_backend.gateway.tenancy.tenants import Tenant
 from autellix_backend.stores.base import Inherited
 
 
-def arrived_call(headers: dict[str, str], *, body: bytes = b"{}", engine: str = "fake-0") -> Call:
+def arrived_call(headers: dict[str, str], *, body: bytes = b"{}", engine: str = "fake-0") -> GatewayCall:
     """Return a chat that an engine is chosen for, with the id `c` unless a header names it."""
-    call = Call(
+    call = GatewayCall(
         dialect=CHAT_COMPLETIONS,
         tenant=Tenant(),
         identity=read_identity(headers, {}, "c"),
@@ -29,7 +29,7 @@ def arrived_call(headers: dict[str, str], *, body: bytes = b"{}", engine: str = 
 
 def open_call(
     headers: dict[str, str], *, key: str, body: bytes = b"{}", engine: str = "fake-0", **fields: Any
-) -> Call:
+) -> GatewayCall:
     """Return a chat that has begun, with the id `c` unless a header names it."""
     call = arrived_call(headers, body=body, engine=engine)
     inherited = fields.pop("inherited", None) or Inherited(service_s=0.0, program_service_s=0.0, wait_s=0.0)

@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.gateway import open_calls
 
-from autellix_backend.gateway.calls.call import Call
+from autellix_backend.gateway.calls.call import GatewayCall
 from autellix_backend.gateway.explain.overview import EngineView, Overview
 from autellix_backend.reports.snapshot import CallSnapshot, EngineSnapshot
 from autellix_backend.stores.base import ProgramView
@@ -56,7 +56,7 @@ def snapshot(*calls: CallSnapshot, **fields: Any) -> EngineSnapshot:
     return EngineSnapshot(**{**defaults, **fields})
 
 
-def open_call(key: str = "key-1", program_id: str = "p", **fields: Any) -> Call:
+def open_call(key: str = "key-1", program_id: str = "p", **fields: Any) -> GatewayCall:
     """Return an open call of a program, which began 5 s before the moment of `overview`."""
     headers = {"x-autellix-program-id": program_id, "x-autellix-call-id": f"call-{key}"}
     defaults: dict[str, Any] = {"began_s": NOW - 5.0, "engine": ENGINE, "level": 2, "entry_service_s": 1.4}
@@ -70,7 +70,7 @@ def engine(last: EngineSnapshot | None = None, **fields: Any) -> EngineView:
     return EngineView(**{"snapshot": last, "ranks": (last,), "age_s": 0.3, **fields})
 
 
-def overview(*calls: Call, last: EngineSnapshot | None = None, **fields: Any) -> Overview:
+def overview(*calls: GatewayCall, last: EngineSnapshot | None = None, **fields: Any) -> Overview:
     """Return the open calls of one engine and its last snapshot."""
     return Overview(calls, {ENGINE: engine(last, **fields)}, NOW)
 

@@ -17,7 +17,7 @@ from autellix_backend.engines.remote import RemoteEngine
 from autellix_backend.engines.report_client import ReportClient
 from autellix_backend.engines.supervisor import EngineChange, EngineState, Supervisor
 from autellix_backend.gateway.calls.arguments import EngineArguments
-from autellix_backend.gateway.calls.call import Call
+from autellix_backend.gateway.calls.call import GatewayCall
 from autellix_backend.gateway.calls.registry import CallRegistry
 from autellix_backend.gateway.calls.router import Router
 from autellix_backend.gateway.classes import ProgramClasses
@@ -262,7 +262,7 @@ class Components:
         self.metrics.refusals.labels(tenant, reason).inc()
 
 
-def _begin_trace(tracer: ProgramTracer, call: Call) -> None:
+def _begin_trace(tracer: ProgramTracer, call: GatewayCall) -> None:
     tracer.begin_program(call.start.program_id, call.shown_program, call.start.name, time.time())
 
 

@@ -10,14 +10,14 @@ from tests.observe.settled_calls import TRACEPARENT
 
 from autellix_backend.core.arrival import Arrival, Context
 from autellix_backend.core.config import SchedulerConfig
-from autellix_backend.gateway.calls.call import Call
+from autellix_backend.gateway.calls.call import GatewayCall
 from autellix_backend.observe.settled_call import Outcome, Usage
 from autellix_backend.reports.receipt import Receipt
 
 STATED = Usage(prompt_tokens=30, output_tokens=8, cached_tokens=2)
 
 
-def begun(record_count: int = 1) -> Call:
+def begun(record_count: int = 1) -> GatewayCall:
     headers = {"x-autellix-program-id": "p", "traceparent": TRACEPARENT}
     return open_call(headers, key="c~1", body=b'{"n": %d}' % record_count, sent_s=2.0)
 

@@ -8,7 +8,7 @@ import pytest
 from tests.gateway.snapshots import NOW, open_call, overview, program, snapshot, standing
 
 from autellix_backend.core.config import SchedulerConfig
-from autellix_backend.gateway.calls.call import Call
+from autellix_backend.gateway.calls.call import GatewayCall
 from autellix_backend.gateway.explain.explanations import CallExplanation, ProgramAhead
 from autellix_backend.gateway.explain.overview import Overview
 from autellix_backend.gateway.explain.why import MAX_AHEAD, explain_call, explain_program, level_bounds
@@ -24,7 +24,7 @@ MINE = standing("p", place=3, level=2)
 
 
 def why(
-    present: Overview, call: Call, config: SchedulerConfig = CONFIG, viewer: Tenant | None = None
+    present: Overview, call: GatewayCall, config: SchedulerConfig = CONFIG, viewer: Tenant | None = None
 ) -> CallExplanation:
     return explain_call(call, present, config, viewer or Tenant())
 
@@ -233,7 +233,7 @@ def test_a_policy_without_levels_has_no_bounds() -> None:
 )
 def test_missing_engine_data_is_stated(present: Overview, words: str) -> None:
     (call,) = present.calls_of("p")
-    assert isinstance(call, Call)
+    assert isinstance(call, GatewayCall)
     told = why(present, call)
 
     assert words in told.text

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.gateway.open_calls import open_call
 
-from autellix_backend.gateway.calls.call import Call
+from autellix_backend.gateway.calls.call import GatewayCall
 from autellix_backend.gateway.history import history as history_module
 from autellix_backend.gateway.history.history import ProgramHistory
 from autellix_backend.gateway.tenancy.tenants import Tenant
@@ -29,7 +29,7 @@ class Rig:
             **bounds,
         )
 
-    def begin(self, program: str, tenant: str = "", call_id: str | None = None) -> Call:
+    def begin(self, program: str, tenant: str = "", call_id: str | None = None) -> GatewayCall:
         self.count += 1
         named = {"x-autellix-program-id": program, "x-autellix-call-id": call_id or f"call-{self.count}"}
         call = open_call(named, key=str(self.count), began_s=self.now)
@@ -37,7 +37,7 @@ class Rig:
         self.history.on_call_begun(call)
         return call
 
-    def settle(self, call: Call, took_s: float = 1.0, **receipt: Any) -> None:
+    def settle(self, call: GatewayCall, took_s: float = 1.0, **receipt: Any) -> None:
         self.now += took_s
         values = {"call_id": "c", "program_id": "p", "wait_s": 0.0, "service_s": 0.0, **receipt}
         settled = call.settled(Receipt(**values), Outcome.OK, self.now, ended_at_s=0.0)

@@ -8,7 +8,7 @@ import msgspec
 
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.policies import make_policy
-from autellix_backend.gateway.calls.call import Call
+from autellix_backend.gateway.calls.call import GatewayCall
 from autellix_backend.gateway.classes import ProgramClasses
 from autellix_wire import engine_args
 
@@ -30,7 +30,7 @@ class EngineArguments:
         self._gateway_id = gateway_id
         self._clock = clock
 
-    def of(self, call: Call, ended: Sequence[str], *, is_linked: bool) -> dict[str, str | float]:
+    def of(self, call: GatewayCall, ended: Sequence[str], *, is_linked: bool) -> dict[str, str | float]:
         """Return the arguments of a call.
 
         Args:
@@ -65,7 +65,7 @@ class EngineArguments:
             args[engine_args.ENDED] = msgspec.json.encode(ended).decode()
         return args
 
-    def _boost_args(self, call: Call) -> dict[str, str | float]:
+    def _boost_args(self, call: GatewayCall) -> dict[str, str | float]:
         """Return what a policy that boosts programs reads of the call's program."""
         args: dict[str, str | float] = {
             engine_args.AGE_S: call.inherited.age_s + self._clock() - call.began_s,

@@ -23,7 +23,7 @@ FURTHER_REPORTS = 256
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Call(QueuedCall):
+class GatewayCall(QueuedCall):
     """One call on its way; each station sets the fields that the next ones read."""
 
     # Parsed

@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from autellix_backend.gateway.calls.arguments import EngineArguments
 from autellix_backend.gateway.calls.body import bounded, parse_body
-from autellix_backend.gateway.calls.call import Call
+from autellix_backend.gateway.calls.call import GatewayCall
 from autellix_backend.gateway.calls.dialects import Dialect
 from autellix_backend.gateway.calls.outbound import engine_request
 from autellix_backend.gateway.calls.registry import CallRegistry
@@ -87,7 +87,7 @@ class CallEndpoint:
             named = read_identity(headers, body.fields, self.registry.new_id()).scoped_to(tenant)
             verified = await self.tokens.verify(named, headers, tenant)
             identity = self.resolver.resolve(verified, body.fields, tenant)
-            call = Call(dialect=dialect, tenant=tenant, identity=identity, headers=headers, body=body)
+            call = GatewayCall(dialect=dialect, tenant=tenant, identity=identity, headers=headers, body=body)
             self.router.assign(call)
             # From here on the body counts as part of its call.
             hold.release()
@@ -109,7 +109,7 @@ class Exchange:
     router: Router
     registry: CallRegistry
     arguments: EngineArguments
-    call: Call
+    call: GatewayCall
     reply: Reply
     outcome: Outcome = Outcome.ABORTED
     """What it is settled with unless an answer decides."""

@@ -15,7 +15,7 @@ import msgspec
 
 from autellix_backend.engines.base import EngineKind
 from autellix_backend.gateway.calls.body import XARGS, CallBody
-from autellix_backend.gateway.calls.call import Call
+from autellix_backend.gateway.calls.call import GatewayCall
 from autellix_backend.gateway.engines.upstream import REQUEST_ID_HEADER, request_headers
 from autellix_backend.gateway.identity.aliases import ALIASES
 from autellix_backend.gateway.raw_json import MAX_SCALAR_BYTES, decoded_or
@@ -63,7 +63,7 @@ _salt_decoder = msgspec.json.Decoder(str)
 
 
 def engine_request(
-    call: Call, kind: EngineKind, args: Mapping[str, str | float]
+    call: GatewayCall, kind: EngineKind, args: Mapping[str, str | float]
 ) -> tuple[dict[str, str], bytes]:
     """Return the headers and the body of a call for an engine of a kind.
 

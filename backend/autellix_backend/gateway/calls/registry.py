@@ -20,7 +20,7 @@ from functools import cache
 
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.policies import make_policy
-from autellix_backend.gateway.calls.call import Call
+from autellix_backend.gateway.calls.call import GatewayCall
 from autellix_backend.gateway.classes import ProgramClasses, class_id
 from autellix_backend.gateway.errors import ForeignProgramError
 from autellix_backend.gateway.identity.program_class import program_class
@@ -59,7 +59,7 @@ class CallRegistry:
         classes: ProgramClasses | None = None,
         wants_usage: bool = False,
     ) -> None:
-        self._on_begun: list[Callable[[Call], None]] = []
+        self._on_begun: list[Callable[[GatewayCall], None]] = []
         self._on_settled: list[Callable[[SettledCall], None]] = []
         self._limiter = limiter
         self._classes = ProgramClasses() if classes is None else classes
@@ -74,7 +74,7 @@ class CallRegistry:
         self._report_wait_s = report_wait_s
         self._wants_usage = wants_usage
         """Whether the token counts of answers are needed even beside reports."""
-        self._open: dict[str, Call] = {}
+        self._open: dict[str, GatewayCall] = {}
         self._is_idle = asyncio.Event()
         self._is_idle.set()
         # A retried call repeats its id, and gateways may share an engine: keys are unique over both.
@@ -84,17 +84,17 @@ class CallRegistry:
     def __len__(self) -> int:
         return len(self._open)
 
-    def __iter__(self) -> Iterator[Call]:
+    def __iter__(self) -> Iterator[GatewayCall]:
         return iter(self._open.values())
 
-    def find(self, engine_key: str) -> Call | None:
+    def find(self, engine_key: str) -> GatewayCall | None:
         """Return the open call of an id in the engine."""
         return self._open.get(engine_key)
 
     def subscribe(
         self,
         *,
-        on_begun: Callable[[Call], None] | None = None,
+        on_begun: Callable[[GatewayCall], None] | None = None,
         on_settled: Callable[[SettledCall], None] | None = None,
     ) -> None:
         """Publish the beginning and the settlement of each call, each once.
@@ -115,7 +115,7 @@ class CallRegistry:
         """Return an id for a call whose client gave none."""
         return f"call-{self._prefix}-{next(self._numbers)}"
 
-    async def begin(self, call: Call) -> None:
+    async def begin(self, call: GatewayCall) -> None:
         """Admit a call by its tenant's limits, and enter it into the process table.
 
         Raises:
@@ -144,21 +144,21 @@ class CallRegistry:
         for on_begun in self._on_begun:
             on_begun(call)
 
-    def on_sent(self, call: Call) -> None:
+    def on_sent(self, call: GatewayCall) -> None:
         """Note that a call is sent to its engine, perhaps again."""
         if call.sent_s is not None:
             self._renew_key(call)
         call.sent_s = self._clock()
 
-    def on_first_bytes(self, call: Call) -> None:
+    def on_first_bytes(self, call: GatewayCall) -> None:
         """Note that the first bytes of a streamed answer go out."""
         call.first_bytes_s = self._clock()
 
-    def on_repeat(self, call: Call) -> None:
+    def on_repeat(self, call: GatewayCall) -> None:
         """Count a call that is sent again because its engine died."""
         self._metrics.queues.redispatches.labels(call.engine).inc()
 
-    def on_attempt_failed(self, call: Call) -> None:
+    def on_attempt_failed(self, call: GatewayCall) -> None:
         """Note that an attempt failed, and the call goes on to the next one."""
         self._renew_key(call)
 
@@ -176,7 +176,7 @@ class CallRegistry:
 
     async def settle(
         self,
-        call: Call,
+        call: GatewayCall,
         outcome: Outcome,
         *,
         has_reports: bool,
@@ -208,7 +208,9 @@ class CallRegistry:
             async with asyncio.timeout(self._report_wait_s + DRAIN_MARGIN_S):
                 await self._is_idle.wait()
 
-    async def _settle(self, call: Call, outcome: Outcome, read_usage: Callable[[], Usage | None]) -> Receipt:
+    async def _settle(
+        self, call: GatewayCall, outcome: Outcome, read_usage: Callable[[], Usage | None]
+    ) -> Receipt:
         now = self._clock()
         if self._wants_usage or not call.reports:
             call.usage = read_usage()
@@ -227,7 +229,7 @@ class CallRegistry:
         await self._store.settle(end, now)
         return receipt
 
-    def _renew_key(self, call: Call) -> None:
+    def _renew_key(self, call: GatewayCall) -> None:
         # A late report of the failed attempt must not count for the next one.
         del self._open[call.engine_key]
         call.engine_key = self._new_key(call.start.call_id)
@@ -236,7 +238,7 @@ class CallRegistry:
         call.sent_s = None
         self._open[call.engine_key] = call
 
-    def _new_class(self, call: Call) -> str | None:
+    def _new_class(self, call: GatewayCall) -> str | None:
         """Return the class of a program that is new here, None for a known one."""
         identity = call.identity
         if identity.program in self._classes:

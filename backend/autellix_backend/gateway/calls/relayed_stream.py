@@ -5,7 +5,7 @@ The dialect's last event ends a stream, whatever its connection does then.
 
 from __future__ import annotations
 
-from autellix_backend.gateway.calls.call import Call
+from autellix_backend.gateway.calls.call import GatewayCall
 from autellix_backend.gateway.calls.sse import StreamEndSplitter, ends_event
 from autellix_backend.gateway.calls.usage import StreamTail
 from autellix_backend.observe.settled_call import Outcome, Usage
@@ -16,7 +16,7 @@ EVENT_FIELD = b"data:"
 class RelayedStream:
     """The stream of one call from one engine."""
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: GatewayCall) -> None:
         self._call = call
         self._splitter = StreamEndSplitter(call.dialect.stream_ends)
         self._kept = StreamTail()

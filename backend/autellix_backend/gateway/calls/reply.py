@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from aiohttp import ClientResponse
 from starlette.types import Send
 
-from autellix_backend.gateway.calls.call import Call
+from autellix_backend.gateway.calls.call import GatewayCall
 from autellix_backend.gateway.calls.registry import CallRegistry
 from autellix_backend.gateway.engines.upstream import response_headers
 from autellix_wire.headers import CALL_ID, ENGINE, IDENTITY_SOURCE, PROGRAM_ID, QUEUE_LEVEL
@@ -31,7 +31,7 @@ class Reply:
     """The response to one call; its engine's first bytes free the call's share of the engine's bounds."""
 
     registry: CallRegistry
-    call: Call
+    call: GatewayCall
     send: Send
     has_begun: bool = False
     """Whether the client has the head."""

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from autellix_backend.core.balance import ArrivingCall, Balancer, FinishedCall, Placement
 from autellix_backend.core.balance.speed import fastest
 from autellix_backend.core.errors import NoEngineError
-from autellix_backend.gateway.calls.call import Call
+from autellix_backend.gateway.calls.call import GatewayCall
 from autellix_backend.gateway.engines.handle import EngineHandle
 from autellix_backend.gateway.engines.pool import EnginePool
 from autellix_backend.gateway.errors import EngineUnavailableError, ShuttingDownError
@@ -64,7 +64,7 @@ class Router:
         self._programs: set[str] = set()
         """The programs that have had a call since they entered the process table."""
 
-    def assign(self, call: Call) -> None:
+    def assign(self, call: GatewayCall) -> None:
         """Assign an arriving call to an engine; it has to be released in the end.
 
         Raises:
@@ -89,7 +89,7 @@ class Router:
             raise
         self._put(call, handle)
 
-    def reassign(self, call: Call) -> None:
+    def reassign(self, call: GatewayCall) -> None:
         """Move a call to another engine, if one accepts calls."""
         left = call.handle
         handle = self._choose(call, avoided=left)
@@ -101,13 +101,13 @@ class Router:
         self._put(call, handle)
         left.release()
 
-    def release(self, call: Call) -> None:
+    def release(self, call: GatewayCall) -> None:
         """End a call's assignment."""
         self._forget_unless_begun(call)
         call.leave_bounds()
         call.handle.release()
 
-    def on_begun(self, call: Call) -> None:
+    def on_begun(self, call: GatewayCall) -> None:
         """Note that a call's program is in the process table; it may be known already."""
         self._programs.add(call.identity.program)
 
@@ -144,11 +144,11 @@ class Router:
         """Return why a program is on its engine; None where memory decided nothing."""
         return self._balancer.placement(program_id)
 
-    def _put(self, call: Call, handle: EngineHandle) -> None:
+    def _put(self, call: GatewayCall, handle: EngineHandle) -> None:
         handle.hold()
         call.handle, call.is_unanswered = handle, True
 
-    def _choose(self, call: Call, avoided: EngineHandle | None = None) -> EngineHandle:
+    def _choose(self, call: GatewayCall, avoided: EngineHandle | None = None) -> EngineHandle:
         """Choose an engine; an avoided one only if there is no other."""
         if len(self.pool) == 1:
             return next(iter(self.pool))
@@ -164,7 +164,7 @@ class Router:
             handle.speed.on_call_placed(is_here=handle is chosen)
         return chosen
 
-    def _reads_prefix_of(self, call: Call) -> bool:
+    def _reads_prefix_of(self, call: GatewayCall) -> bool:
         """Return whether the choice depends on what the call's prompt begins with."""
         is_new = call.identity.program not in self._programs
         return is_new and self._balancer.reads_prefixes and len(self.pool) > 1
@@ -183,7 +183,7 @@ class Router:
         found = [each for each in self.pool if each.is_accepting() and each.bounds.has_room(body_bytes)]
         return min(found, key=lambda handle: handle.open_calls, default=None)
 
-    def _forget_unless_begun(self, call: Call) -> None:
+    def _forget_unless_begun(self, call: GatewayCall) -> None:
         if call.identity.program not in self._programs:
             # The store does not have the program, so its end will not be published.
             self._balancer.forget(call.identity.program)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from autellix_backend.gateway.calls.call import Call
+from autellix_backend.gateway.calls.call import GatewayCall
 from autellix_backend.gateway.tenancy.tenants import Tenant
 from autellix_backend.observe.settled_call import SettledCall
 from autellix_backend.reports.snapshot import EngineSnapshot
@@ -80,7 +80,7 @@ class EventFeed:
 
     def __init__(
         self,
-        find_call: Callable[[str], Call | None],
+        find_call: Callable[[str], GatewayCall | None],
         wall_clock: Callable[[], float],
         on_drop: Callable[[], None],
     ) -> None:
@@ -109,7 +109,7 @@ class EventFeed:
         finally:
             self._subscriptions.discard(subscription)
 
-    def on_call_begun(self, call: Call) -> None:
+    def on_call_begun(self, call: GatewayCall) -> None:
         """Publish that a call began."""
         if self._subscriptions:
             self._publish_call(

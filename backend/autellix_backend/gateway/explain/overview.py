@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from itertools import chain
 
-from autellix_backend.gateway.calls.call import Call
+from autellix_backend.gateway.calls.call import GatewayCall
 from autellix_backend.gateway.engines.handle import EngineHandle
 from autellix_backend.reports.snapshot import CallSnapshot, EngineSnapshot
 from autellix_backend.stores.base import ProgramView
@@ -79,11 +79,11 @@ def _silence_of(handle: EngineHandle) -> str:
 class Overview:
     """The open calls and engines at one moment, indexed by program."""
 
-    def __init__(self, calls: Iterable[Call], engines: Mapping[str, EngineView], now: float) -> None:
+    def __init__(self, calls: Iterable[GatewayCall], engines: Mapping[str, EngineView], now: float) -> None:
         self.engines = engines
         self.now = now
         """The moment, on the store's clock."""
-        self._calls: dict[str, list[Call]] = {}
+        self._calls: dict[str, list[GatewayCall]] = {}
         for call in calls:
             self._calls.setdefault(call.start.program_id, []).append(call)
         self._in_engines: dict[str, tuple[CallSnapshot, EngineSnapshot]] = {}
@@ -91,7 +91,7 @@ class Overview:
             # In queue order, so the last of a call's parallel choices counts.
             self._in_engines.update((entry.call_id, (entry, snapshot)) for entry in snapshot.calls)
 
-    def calls_of(self, program_id: str) -> list[Call]:
+    def calls_of(self, program_id: str) -> list[GatewayCall]:
         """Return a program's open calls, oldest first."""
         return self._calls.get(program_id, [])
 
@@ -99,22 +99,22 @@ class Overview:
         """Return the engines of a program's open calls by name; None for one that has left."""
         return {call.engine: self.engines.get(call.engine) for call in self.calls_of(program_id)}
 
-    def in_engine(self, call: Call) -> CallSnapshot | None:
+    def in_engine(self, call: GatewayCall) -> CallSnapshot | None:
         """Return the call's entry in its engine's last snapshot."""
         found = self._in_engines.get(call.engine_key)
         return None if found is None else found[0]
 
-    def rank_of(self, call: Call) -> EngineSnapshot | None:
+    def rank_of(self, call: GatewayCall) -> EngineSnapshot | None:
         """Return the snapshot of the call's data-parallel rank."""
         found = self._in_engines.get(call.engine_key)
         return None if found is None else found[1]
 
-    def why_queued(self, call: Call) -> str | None:
+    def why_queued(self, call: GatewayCall) -> str | None:
         """Return why a call waits at the gateway; None once it was sent."""
         engine = self.engines.get(call.engine)
         return None if engine is None else engine.why_queued(call.start.key)
 
-    def call_state(self, call: Call) -> OpenCallState:
+    def call_state(self, call: GatewayCall) -> OpenCallState:
         """Return where an open call is."""
         if self.why_queued(call) is not None:
             return OpenCallState.QUEUED

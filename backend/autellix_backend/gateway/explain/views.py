@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.policies import make_policy
-from autellix_backend.gateway.calls.call import Call
+from autellix_backend.gateway.calls.call import GatewayCall
 from autellix_backend.gateway.explain.overview import Overview, ProgramState
 from autellix_backend.gateway.tenancy.tenants import Tenant
 from autellix_backend.reports.snapshot import CallSnapshot
@@ -153,7 +153,7 @@ def _kv_share(program_id: str, entries: list[CallSnapshot], overview: Overview) 
     return sum(entry.kv_blocks for entry in entries) / total if total else None
 
 
-def _call_row(call: StoredCall, origin_s: float, overview: Overview, found: Call | None) -> CallRow:
+def _call_row(call: StoredCall, origin_s: float, overview: Overview, found: GatewayCall | None) -> CallRow:
     start, end = call.start, call.end
     state = "finished" if end else overview.call_state(found) if found else "running"
     known = end or (overview.in_engine(found) if found else None)

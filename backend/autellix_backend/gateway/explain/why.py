@@ -12,7 +12,7 @@ from dataclasses import replace
 from autellix_backend.core.balance import Placement
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.policies import make_policy
-from autellix_backend.gateway.calls.call import Call
+from autellix_backend.gateway.calls.call import GatewayCall
 from autellix_backend.gateway.engines.inactive import Inactive
 from autellix_backend.gateway.explain import sentences
 from autellix_backend.gateway.explain.explanations import (
@@ -65,7 +65,9 @@ def explain_program(
     )
 
 
-def explain_call(call: Call, overview: Overview, config: SchedulerConfig, viewer: Tenant) -> CallExplanation:
+def explain_call(
+    call: GatewayCall, overview: Overview, config: SchedulerConfig, viewer: Tenant
+) -> CallExplanation:
     """Explain where an open call is."""
     why_queued, open_s = overview.why_queued(call), overview.now - call.began_s
     explanation = CallExplanation(
@@ -127,7 +129,7 @@ def _inactive(entry: CallSnapshot, snapshot: EngineSnapshot) -> Inactive | None:
     return Inactive(entry.context_tokens or 0, entry.inactive_place, snapshot.admission)
 
 
-def _boost_text(call: Call, entry: CallSnapshot, snapshot: EngineSnapshot, now: float) -> str:
+def _boost_text(call: GatewayCall, entry: CallSnapshot, snapshot: EngineSnapshot, now: float) -> str:
     if snapshot.boost is None:
         return ""
     age_s = call.inherited.age_s + now - call.began_s

@@ -7,7 +7,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from autellix_backend.gateway.calls.call import Call
+from autellix_backend.gateway.calls.call import GatewayCall
 from autellix_backend.gateway.history.ended_program import EndedCall, EndedProgram, ended_call
 from autellix_backend.observe.settled_call import SettledCall
 
@@ -108,7 +108,7 @@ class ProgramHistory:
         ]
         return iter(sorted(found, key=lambda program: program.ended_at_s, reverse=True))
 
-    def on_call_begun(self, call: Call) -> None:
+    def on_call_begun(self, call: GatewayCall) -> None:
         """Record that a call of a program began."""
         program = self._live.get(call.start.program_id)
         if program is None:

@@ -10,7 +10,7 @@ from typing import Any
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from autellix_backend.gateway.calls.call import Call
+from autellix_backend.gateway.calls.call import GatewayCall
 from autellix_backend.gateway.explain.overview import OpenCallState, Overview
 from autellix_backend.gateway.history.critical_path import Spent, spent
 from autellix_backend.gateway.history.ended_program import EndedCall, EndedProgram
@@ -153,7 +153,7 @@ def _finished_row(call: EndedCall) -> TimelineCall:
     )
 
 
-def _open_row(call: Call, overview: Overview, origin_s: float) -> TimelineCall:
+def _open_row(call: GatewayCall, overview: Overview, origin_s: float) -> TimelineCall:
     entry = overview.in_engine(call)
     return TimelineCall(
         **_identity(call, origin_s),
@@ -170,7 +170,7 @@ def _open_row(call: Call, overview: Overview, origin_s: float) -> TimelineCall:
     )
 
 
-def open_spans(call: Call, overview: Overview, origin_s: float) -> tuple[Span, ...]:
+def open_spans(call: GatewayCall, overview: Overview, origin_s: float) -> tuple[Span, ...]:
     """Return what an open call did so far, by its engine's last snapshot."""
     state, entry = overview.call_state(call), overview.in_engine(call)
     engine = overview.engines.get(call.engine)
@@ -204,7 +204,7 @@ def open_spans(call: Call, overview: Overview, origin_s: float) -> tuple[Span, .
     return tuple(found)
 
 
-def _as_ended(call: Call, overview: Overview, origin_s: float) -> EndedCall:
+def _as_ended(call: GatewayCall, overview: Overview, origin_s: float) -> EndedCall:
     """Return an open call as if it ended at this moment."""
     parts = open_spans(call, overview, origin_s)
     waits = {SpanKind.WAITING, SpanKind.INACTIVE, SpanKind.PREEMPTED}
@@ -217,7 +217,7 @@ def _as_ended(call: Call, overview: Overview, origin_s: float) -> EndedCall:
     )
 
 
-def _identity(call: Call, origin_s: float) -> dict[str, Any]:
+def _identity(call: GatewayCall, origin_s: float) -> dict[str, Any]:
     return {
         "call_id": call.start.call_id,
         "thread_id": call.start.thread_id,
