@@ -53,7 +53,7 @@ def _header(name: str, description: str, **schema: Any) -> Any:
     return Field(None, alias=name, description=description, **schema)
 
 
-class CallHeaders(BaseModel):
+class IdentityHeaders(BaseModel):
     """The headers of a call, none of which is required."""
 
     program_id: Id = _header(PROGRAM_ID, "The program")
@@ -130,7 +130,7 @@ def _description(dialect: Dialect) -> dict[str, Any]:
     }
 
 
-async def _call(fields: CallFields, headers: Annotated[CallHeaders, Header()]) -> None:
+async def _call(fields: CallFields, headers: Annotated[IdentityHeaders, Header()]) -> None:
     """Describe a call; the gateway answers it without FastAPI."""
 
 
