@@ -29,7 +29,13 @@ def test_passwords_in_addresses_are_hidden() -> None:
 
 @pytest.mark.parametrize(
     "url",
-    ["htp://me:hush@one", "http://me:hush@one:99999", "htp:/me:hush@one", "http://me:hush@[::1"],
+    [
+        "htp://me:hush@one",
+        "htp://one?password=hush",
+        "http://me:hush@one:99999",
+        "htp:/me:hush@one",
+        "http://me:hush@[::1",
+    ],
 )
 def test_a_bad_address_is_not_repeated(url: str) -> None:
     with pytest.raises(SettingsError, match=r"engine\.urls: cannot be used") as error:

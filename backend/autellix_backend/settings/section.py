@@ -57,6 +57,6 @@ def problems_in(error: ValidationError, where: str) -> Iterator[SettingsError]:
             yield SettingsError(name, "is unknown")
             continue
         # The value may hold a secret: a key, or a password in an address.
-        is_secret = "@" in str(value) or "secret" in name or "key" in name
+        is_secret = any(mark in str(value) for mark in ("@", "password")) or "secret" in name or "key" in name
         problem = "cannot be used" if is_secret else "is empty" if value == "" else f"is {value!r}"
         yield SettingsError(name, problem, message)
