@@ -34,12 +34,10 @@ from autellix_backend.stores.base import NotOwnerError, ProgramStore
 MAX_READABLE_ID = 200
 """Characters of the client's call id that go into the engine's id, whose length is bounded."""
 
-DRAIN_MARGIN_S = 1.0
-"""How much longer than `report_wait_s` the shutdown waits for cancelled calls."""
-
-
 ABORTED_WAITS = 3
 """How many times `report_wait_s` an aborted call waits for its reports."""
+DRAIN_MARGIN_S = 1.0
+"""How much longer than that the shutdown waits for cancelled calls."""
 
 logger = logging.getLogger(__name__)
 
@@ -205,7 +203,7 @@ class CallRegistry:
     async def drained(self) -> None:
         """Return once no call is open, or every open call has had time to get its reports."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._report_wait_s + DRAIN_MARGIN_S):
+            async with asyncio.timeout(self._report_wait_s * ABORTED_WAITS + DRAIN_MARGIN_S):
                 await self._is_idle.wait()
 
     async def _settle(
