@@ -80,6 +80,13 @@ class GatewayError(Exception):
     type: str | None = None
     """OpenAI's type of the error; by default that of its status."""
 
+    def __init_subclass__(cls, status: HTTPStatus | None = None, code: str | None = None) -> None:
+        """Set the status and code of a kind of error; by default those of its base."""
+        if status is not None:
+            cls.status = status
+        if code is not None:
+            cls.code = code
+
     def __init__(
         self, message: str, *, param: str | None = None, headers: Mapping[str, str] | None = None
     ) -> None:
@@ -101,18 +108,12 @@ class GatewayError(Exception):
         return msgspec.json.encode({"error": error})
 
 
-class InvalidRequestError(GatewayError):
+class InvalidRequestError(GatewayError, status=HTTPStatus.BAD_REQUEST, code="invalid_request"):
     """The body, a header, a parameter or an id is malformed; `param` names it."""
 
-    status = HTTPStatus.BAD_REQUEST
-    code = "invalid_request"
 
-
-class InvalidKeyError(GatewayError):
+class InvalidKeyError(GatewayError, status=HTTPStatus.UNAUTHORIZED, code="invalid_api_key"):
     """The request has no API key, or an unknown one."""
-
-    status = HTTPStatus.UNAUTHORIZED
-    code = "invalid_api_key"
 
     def __init__(self, problem: str) -> None:
         super().__init__(
@@ -123,11 +124,8 @@ class InvalidKeyError(GatewayError):
         )
 
 
-class SessionTokenError(GatewayError):
+class SessionTokenError(GatewayError, status=HTTPStatus.UNAUTHORIZED, code="invalid_session_token"):
     """The call does not prove that its session id is its own."""
-
-    status = HTTPStatus.UNAUTHORIZED
-    code = "invalid_session_token"
 
     def __init__(self, problem: str, *, can_retry: bool) -> None:
         super().__init__(
@@ -139,11 +137,8 @@ class SessionTokenError(GatewayError):
         )
 
 
-class ForeignProgramError(GatewayError):
+class ForeignProgramError(GatewayError, status=HTTPStatus.FORBIDDEN, code="foreign_program"):
     """The call's program belongs to another client, and identity is strict."""
-
-    status = HTTPStatus.FORBIDDEN
-    code = "foreign_program"
 
     def __init__(self, program_id: str) -> None:
         super().__init__(
@@ -153,11 +148,8 @@ class ForeignProgramError(GatewayError):
         )
 
 
-class SessionTakenError(GatewayError):
+class SessionTakenError(GatewayError, status=HTTPStatus.CONFLICT, code="session_taken"):
     """A running session belongs to another client, and identity is strict."""
-
-    status = HTTPStatus.CONFLICT
-    code = "session_taken"
 
     def __init__(self, session_id: str) -> None:
         super().__init__(
@@ -167,83 +159,59 @@ class SessionTakenError(GatewayError):
         )
 
 
-class AdminOnlyError(GatewayError):
+class AdminOnlyError(GatewayError, status=HTTPStatus.FORBIDDEN, code="permission_denied"):
     """The tenant is no admin."""
-
-    status = HTTPStatus.FORBIDDEN
-    code = "permission_denied"
 
     def __init__(self, what: str, expected: str = "the key of a tenant with admin = true") -> None:
         super().__init__(f"{what} is for the operator: expected {expected}")
 
 
-class ForeignPageError(GatewayError):
+class ForeignPageError(GatewayError, status=HTTPStatus.FORBIDDEN, code="foreign_page"):
     """The request comes from a page of another site."""
 
-    status = HTTPStatus.FORBIDDEN
-    code = "foreign_page"
 
-
-class NotFoundError(GatewayError):
+class NotFoundError(GatewayError, status=HTTPStatus.NOT_FOUND, code="not_found"):
     """There is no program, session or engine of this id."""
 
-    status = HTTPStatus.NOT_FOUND
-    code = "not_found"
 
-
-class ConflictError(GatewayError):
+class ConflictError(GatewayError, status=HTTPStatus.CONFLICT, code="conflict"):
     """The state of the engine pool forbids the change."""
 
-    status = HTTPStatus.CONFLICT
-    code = "conflict"
 
-
-class BodyTooLargeError(GatewayError):
+class BodyTooLargeError(GatewayError, status=HTTPStatus.REQUEST_ENTITY_TOO_LARGE, code="body_too_large"):
     """The body exceeds a limit."""
-
-    status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
-    code = "body_too_large"
 
     def __init__(self, limit_bytes: int, setting: str | None = None) -> None:
         super().__init__(f"the body exceeds {limit_bytes} bytes" + (f" ({setting})" if setting else ""))
 
 
-class RequestTimeoutError(GatewayError):
+class RequestTimeoutError(GatewayError, status=HTTPStatus.REQUEST_TIMEOUT, code="request_timeout"):
     """The request did not arrive in time."""
-
-    status = HTTPStatus.REQUEST_TIMEOUT
-    code = "request_timeout"
 
     def __init__(self, problem: str) -> None:
         super().__init__(f"the request did not arrive in time: {problem}", headers={"connection": "close"})
 
 
-class ContentEncodingError(GatewayError):
+class ContentEncodingError(
+    GatewayError, status=HTTPStatus.UNSUPPORTED_MEDIA_TYPE, code="unsupported_content_encoding"
+):
     """The request's body is compressed, which neither the gateway nor the engines read."""
-
-    status = HTTPStatus.UNSUPPORTED_MEDIA_TYPE
-    code = "unsupported_content_encoding"
 
     def __init__(self, encoding: str) -> None:
         problem = f"Content-Encoding: is {encoding!r}; expected a body that is not encoded"
         super().__init__(problem, param="Content-Encoding", headers={"accept-encoding": "identity"})
 
 
-class UpgradeError(GatewayError):
+class UpgradeError(GatewayError, status=HTTPStatus.UPGRADE_REQUIRED, code="upgrade_required"):
     """A client asks for a WebSocket where calls are made with POST."""
-
-    status = HTTPStatus.UPGRADE_REQUIRED
-    code = "upgrade_required"
 
     def __init__(self) -> None:
         problem = "Upgrade: WebSockets are not offered here; expected POST over HTTP"
         super().__init__(problem, param="Upgrade", headers={"upgrade": "HTTP/1.1"})
 
 
-class LimitError(GatewayError):
+class LimitError(GatewayError, status=HTTPStatus.TOO_MANY_REQUESTS):
     """A rate limit, quota or budget is reached."""
-
-    status = HTTPStatus.TOO_MANY_REQUESTS
 
     def __init__(self, code: str, kind: str, limit: str, message: str, retry_after_s: float | None) -> None:
         """Describe the limit.
@@ -262,20 +230,10 @@ class LimitError(GatewayError):
         if retry_after_s is not None:
             self.headers["retry-after"] = str(math.ceil(retry_after_s))
             self.headers["retry-after-ms"] = str(math.ceil(retry_after_s * 1000))
-        self.arguments = (code, kind, limit, message, retry_after_s)
-        """The constructor's arguments, so that another process can rebuild the error."""
-        self.rate_headers: Mapping[str, str] = {}
-
-    def add_rates(self, headers: Mapping[str, str]) -> None:
-        """Add the rate limit headers to the answer."""
-        self.rate_headers = headers
-        self.headers.update(headers)
 
 
-class UnavailableError(GatewayError):
+class UnavailableError(GatewayError, status=HTTPStatus.SERVICE_UNAVAILABLE):
     """The request cannot be served at the moment; a client may repeat it."""
-
-    status = HTTPStatus.SERVICE_UNAVAILABLE
 
     def __init__(self, message: str) -> None:
         headers = {"x-should-retry": "true", "retry-after": str(RETRY_AFTER_S)}
@@ -287,10 +245,8 @@ class UnavailableError(GatewayError):
         self.headers.pop("retry-after", None)
 
 
-class EngineUnavailableError(UnavailableError):
+class EngineUnavailableError(UnavailableError, code="engine_unavailable"):
     """No engine answers, or it died before its first byte."""
-
-    code = "engine_unavailable"
 
     def __init__(self, message: str, *, is_unsent: bool = False) -> None:
         super().__init__(message)
@@ -298,19 +254,15 @@ class EngineUnavailableError(UnavailableError):
         """Whether nothing of the call reached the engine, so a retry cannot repeat any work."""
 
 
-class OverloadedError(UnavailableError):
+class OverloadedError(UnavailableError, code="overloaded"):
     """The engine's queue holds as many calls or bytes as it may."""
-
-    code = "overloaded"
 
     def __init__(self, engine: str, limit: str) -> None:
         super().__init__(f"the queue of engine {engine} is full: the limit is {limit}")
 
 
-class IntakeFullError(UnavailableError):
+class IntakeFullError(UnavailableError, code="overloaded"):
     """Too many bytes of request bodies arrive at once, from all tenants or from this one."""
-
-    code = "overloaded"
 
     def __init__(self, limit_bytes: int) -> None:
         super().__init__(
@@ -319,28 +271,22 @@ class IntakeFullError(UnavailableError):
         )
 
 
-class TooManySubscribersError(UnavailableError):
+class TooManySubscribersError(UnavailableError, code="too_many_subscribers"):
     """The event feed has its maximum of subscribers, in all or from one tenant."""
-
-    code = "too_many_subscribers"
 
     def __init__(self, limit: int, whose: str = "the event feed") -> None:
         super().__init__(f"{whose} already has {limit} subscribers, the maximum; close one first")
 
 
-class TooManyOpenRequestsError(UnavailableError):
+class TooManyOpenRequestsError(UnavailableError, code="too_many_open_requests"):
     """A tenant has its maximum of open requests."""
-
-    code = "too_many_open_requests"
 
     def __init__(self, limit: int) -> None:
         super().__init__(f"the tenant already has {limit} open requests, the maximum")
 
 
-class StartingError(UnavailableError):
+class StartingError(UnavailableError, code="starting"):
     """The gateway's engines are starting; the client should retry later."""
-
-    code = "starting"
 
     def __init__(self) -> None:
         super().__init__("the engines are starting; retry in a few seconds")
@@ -349,31 +295,23 @@ class StartingError(UnavailableError):
         self.headers["connection"] = "close"
 
 
-class ShuttingDownError(UnavailableError):
+class ShuttingDownError(UnavailableError, code="shutting_down"):
     """The gateway is shutting down; the client should connect to another one."""
-
-    code = "shutting_down"
 
     def __init__(self) -> None:
         super().__init__("the gateway is shutting down")
         self.headers["connection"] = "close"
 
 
-class EngineAnswerError(GatewayError):
+class EngineAnswerError(GatewayError, status=HTTPStatus.BAD_GATEWAY, code="bad_engine_answer"):
     """The engine's answer cannot be used; a retry would repeat all its work."""
-
-    status = HTTPStatus.BAD_GATEWAY
-    code = "bad_engine_answer"
 
     def __init__(self, engine: str, problem: str) -> None:
         super().__init__(f"engine {engine} {problem}", headers={"x-should-retry": "false"})
 
 
-class EngineTimeoutError(GatewayError):
+class EngineTimeoutError(GatewayError, status=HTTPStatus.GATEWAY_TIMEOUT, code="engine_timeout"):
     """The engine took longer than `gateway.upstream_timeout_s`; a retry would take that long again."""
-
-    status = HTTPStatus.GATEWAY_TIMEOUT
-    code = "engine_timeout"
 
     def __init__(self, message: str) -> None:
         super().__init__(message, headers={"x-should-retry": "false"})

@@ -84,7 +84,7 @@ class Limiter:
         error = refusal(limits, usage, 0 if program is None else program.tokens, body_bytes)
         if error is not None:
             self._on_refusal(tenant.name, error.code)
-            error.add_rates(rate_headers(limits, usage))
+            error.headers.update(rate_headers(limits, usage))
             raise error
         if usage.requests is not None:
             usage.requests = usage.requests.less(1)
