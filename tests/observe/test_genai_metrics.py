@@ -81,11 +81,6 @@ def test_models_have_a_bounded_number_of_series(reader: InMemoryMetricReader) ->
     assert len(found["gen_ai.server.request.duration"]) == MAX_MODELS + 1
 
 
-def test_without_an_endpoint_there_are_none() -> None:
-    assert make_genai_metrics(None, {}) is None
-    assert make_genai_metrics("http://a:1", {"OTEL_METRICS_EXPORTER": "none"}) is None
-
-
 @pytest.fixture
 def receiver() -> Any:
     with receiving() as found:

@@ -91,10 +91,6 @@ def test_the_environments_name_and_attributes_count(monkeypatch: pytest.MonkeyPa
     assert (attributes["service.name"], attributes["deployment.environment"]) == ("mine", "test")
 
 
-def test_without_an_endpoint_there_is_no_tracer() -> None:
-    assert make_tracer(None, {}) is None
-
-
 def test_attributes_follow_the_conventions_and_hold_no_content() -> None:
     attributes = attributes_of(settled_call())
 

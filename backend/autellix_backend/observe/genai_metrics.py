@@ -13,12 +13,7 @@ from typing import TYPE_CHECKING
 
 from autellix_backend.observe.bounded_labels import LearnedLabels
 from autellix_backend.observe.metrics import MAX_MODELS
-from autellix_backend.observe.otlp import (
-    SHUTDOWN_TIMEOUT_MS,
-    check_installed,
-    endpoint_of,
-    service_resource,
-)
+from autellix_backend.observe.otlp import SHUTDOWN_TIMEOUT_MS, make_exporter, service_resource
 from autellix_backend.observe.settled_call import Outcome, SettledCall
 
 if TYPE_CHECKING:
@@ -91,20 +86,13 @@ class GenAiMetrics:
 
 
 def make_genai_metrics(endpoint: str | None, environment: Mapping[str, str]) -> GenAiMetrics | None:
-    """Return metrics that are sent over HTTP to an OTLP collector; None without a collector.
+    """Return metrics that are sent to an OTLP collector; None without a collector.
 
-    Args:
-        endpoint: Our setting: the address of the collector, or that of its metrics.
-        environment: The environment, for OpenTelemetry's own variables.
-
-    Raises:
-        SettingsError: if the extra is not installed.
+    Arguments and errors are those of make_exporter().
     """
-    url = endpoint_of("metrics", endpoint, environment)
-    if url is None:
+    exporter = make_exporter("metrics", endpoint, environment)
+    if exporter is None:
         return None
-    check_installed(endpoint, environment)
-    from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
     from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
 
-    return GenAiMetrics(PeriodicExportingMetricReader(OTLPMetricExporter(endpoint=url)))
+    return GenAiMetrics(PeriodicExportingMetricReader(exporter))

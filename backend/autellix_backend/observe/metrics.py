@@ -81,9 +81,8 @@ class CallMetrics:
             series(self._first_token_s, engine, model).observe(call.first_token_s)
         if (output_token_s := call.output_token_s) is not None:
             series(self._output_token_s, engine, model).observe(output_token_s)
-        _add(series(self._tokens, engine, model, "prompt"), usage.prompt_tokens if usage else 0)
-        _add(series(self._tokens, engine, model, "cached"), usage.cached_tokens if usage else 0)
-        _add(series(self._tokens, engine, model, "output"), usage.output_tokens if usage else 0)
+        for kind in ("prompt", "cached", "output"):
+            _add(series(self._tokens, engine, model, kind), getattr(usage, f"{kind}_tokens", 0))
         _add(series(self._moves, engine, "demotion"), receipt.demotions)
         _add(series(self._moves, engine, "promotion"), receipt.promotions)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from autellix_backend.settings import SettingsError
 
@@ -17,8 +17,8 @@ SHUTDOWN_TIMEOUT_MS = 5000
 Signal = Literal["traces", "metrics"]
 SIGNALS: tuple[Signal, ...] = ("traces", "metrics")
 _EXPORTERS = {
-    "traces": "opentelemetry.exporter.otlp.proto.http.trace_exporter",
-    "metrics": "opentelemetry.exporter.otlp.proto.http.metric_exporter",
+    "traces": ("opentelemetry.exporter.otlp.proto.http.trace_exporter", "OTLPSpanExporter"),
+    "metrics": ("opentelemetry.exporter.otlp.proto.http.metric_exporter", "OTLPMetricExporter"),
 }
 
 
@@ -55,12 +55,31 @@ def check_installed(endpoint: str | None, environment: Mapping[str, str]) -> Non
         return
     try:
         importlib.import_module("opentelemetry.sdk.trace.export")
-        for module in _EXPORTERS.values():
+        for module, _ in _EXPORTERS.values():
             importlib.import_module(module)
     except ModuleNotFoundError as error:
         raise SettingsError(
             "observe.otlp_endpoint", f"needs {error.name}", "`pip install 'autellix[otel]'`"
         ) from error
+
+
+def make_exporter(signal: Signal, endpoint: str | None, environment: Mapping[str, str]) -> Any:
+    """Return OpenTelemetry's exporter of a signal over HTTP; None if it is not sent.
+
+    Args:
+        signal: The kind of data.
+        endpoint: Our setting, as in endpoint_of().
+        environment: The environment, for OpenTelemetry's own variables.
+
+    Raises:
+        SettingsError: if the extra is not installed.
+    """
+    url = endpoint_of(signal, endpoint, environment)
+    if url is None:
+        return None
+    check_installed(endpoint, environment)
+    module, name = _EXPORTERS[signal]
+    return getattr(importlib.import_module(module), name)(endpoint=url)
 
 
 def service_resource() -> Resource:

@@ -12,12 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from autellix_backend.observe.otlp import (
-    SHUTDOWN_TIMEOUT_MS,
-    check_installed,
-    endpoint_of,
-    service_resource,
-)
+from autellix_backend.observe.otlp import SHUTDOWN_TIMEOUT_MS, make_exporter, service_resource
 from autellix_backend.observe.settled_call import Outcome, SettledCall
 
 if TYPE_CHECKING:
@@ -113,23 +108,16 @@ class ProgramTracer:
 
 
 def make_tracer(endpoint: str | None, environment: Mapping[str, str]) -> ProgramTracer | None:
-    """Return a tracer that sends over HTTP to an OTLP collector; None without a collector.
+    """Return a tracer of spans that are sent to an OTLP collector; None without a collector.
 
-    Args:
-        endpoint: Our setting: the address of the collector, or that of its traces.
-        environment: The environment, for OpenTelemetry's own variables.
-
-    Raises:
-        SettingsError: if the extra is not installed.
+    Arguments and errors are those of make_exporter().
     """
-    url = endpoint_of("traces", endpoint, environment)
-    if url is None:
+    exporter = make_exporter("traces", endpoint, environment)
+    if exporter is None:
         return None
-    check_installed(endpoint, environment)
-    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-    return ProgramTracer(BatchSpanProcessor(OTLPSpanExporter(endpoint=url)))
+    return ProgramTracer(BatchSpanProcessor(exporter))
 
 
 def attributes_of(call: SettledCall) -> dict[str, Any]:
