@@ -64,8 +64,6 @@ def test_a_valid_file_passes_the_check(file: Path, capsys: pytest.CaptureFixture
     ("text", "field"),
     [
         ("[gateway]\nport = 70000", "gateway.port"),
-        ("[gateway]\nprot = 1", "gateway.prot"),
-        ("[scheduler]\nbeta = 'x'", "scheduler.beta"),
         ("[engines]\nurl = 'x'", "engines"),
         ("gateway", "--config"),
     ],
@@ -87,32 +85,13 @@ def test_the_check_reads_the_environment_as_serve_does(
     assert "AUTELLIX_GATEWAY_PROGRAM_IDLE_S" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("variable", "nearest"),
-    [
-        ("AUTELLIX_LIMIT_MAX_CALLS", "; did you mean AUTELLIX_LIMITS_MAX_CALLS?"),
-        ("AUTELLIX_BASEURL", "; did you mean AUTELLIX_BASE_URL?"),
-        ("AUTELLIX_QUITE_DIFFERENT", "\n"),
-    ],
-)
 def test_a_misspelt_variable_is_a_problem(
-    file: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    variable: str,
-    nearest: str,
+    file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It would have no effect, and nobody would notice."""
-    monkeypatch.setenv(variable, "1")
+    monkeypatch.setenv("AUTELLIX_QUITE_DIFFERENT", "1")
     assert main(["config", "check", str(file)]) == 2
-    assert f"problem: {variable} is not a variable of Autellix{nearest}" in capsys.readouterr().out
-
-
-def test_a_misspelt_setting_names_the_nearest(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file.write_text("[gateway]\nprot = 1")
-    assert main(["config", "check", str(file)]) == 2
-    assert "gateway.prot" in (error := capsys.readouterr().out)
-    assert "did you mean gateway.port?" in error
+    assert "problem: AUTELLIX_QUITE_DIFFERENT is not a variable of Autellix\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

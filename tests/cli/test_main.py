@@ -151,20 +151,6 @@ def test_help_of_serve_shows_defaults(capsys: pytest.CaptureFixture[str]) -> Non
     assert "(default 0.25,0.5,1.0," in text
 
 
-def test_the_top_help_loads_no_subcommand() -> None:
-    """Only the chosen subcommand's module is imported."""
-    code = (
-        "import sys\n"
-        "from autellix_backend.cli.main import main\n"
-        "try:\n    main(['--version'])\n"
-        "except SystemExit:\n    pass\n"
-        "sys.exit('fastapi' in sys.modules or 'torch' in sys.modules)\n"
-    )
-    assert (
-        subprocess.run([sys.executable, "-c", code], check=False, stdout=subprocess.DEVNULL).returncode == 0
-    )
-
-
 def test_help_needs_the_standard_library_only() -> None:
     """Without any extra, the help lists the commands, and a command names the extra it needs."""
     code = (

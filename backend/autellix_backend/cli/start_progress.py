@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import re
 import shutil
 import time
@@ -39,16 +40,13 @@ async def showing_progress(
         out: Where to write.
         period_s: Seconds between updates; None for the default of a terminal or a file.
     """
-    if not logs:
-        yield
-        return
     follower = asyncio.create_task(_follow(logs, out, period_s))
     try:
         yield
     finally:
         follower.cancel()
         await asyncio.gather(follower, return_exceptions=True)
-        if out.isatty():
+        if logs and out.isatty():
             # Clear the line for the output that follows.
             print("\r\033[K", end="", file=out, flush=True)
 
@@ -58,11 +56,8 @@ async def _follow(logs: Sequence[tuple[str, Path]], out: TextIO, period_s: float
     is_terminal = out.isatty()
     period_s = period_s or (TERMINAL_PERIOD_S if is_terminal else PLAIN_PERIOD_S)
     width = shutil.get_terminal_size().columns if is_terminal else 160
-    turn = 0
-    while True:
+    for name, path in itertools.cycle(logs):
         await asyncio.sleep(period_s)
-        name, path = logs[turn % len(logs)]
-        turn += 1
         line = progress_line(name, time.monotonic() - started_s, ServerLog(path).tail(), width)
         before, after = ("\r\033[K", "") if is_terminal else ("", "\n")
         print(before, line, sep="", end=after, file=out, flush=True)

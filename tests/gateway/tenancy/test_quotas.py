@@ -28,7 +28,7 @@ from autellix_backend.gateway.tenancy.quotas import (
     refusal,
 )
 from autellix_backend.gateway.tenancy.tenants import Tenant
-from autellix_backend.settings import SettingsError, TenantLimits, load_settings
+from autellix_backend.settings import TenantLimits
 from autellix_backend.stores.base import CallEnd, CallStart
 from autellix_backend.stores.memory import MemoryStore
 from autellix_lab.fakes.engine import FakeBehaviour, Fault
@@ -447,12 +447,3 @@ def test_a_request_that_asks_for_no_bound_gets_the_limit(path: str, field: str) 
 def test_requests_without_output_get_no_bound() -> None:
     body = parse_body(b'{"input": ["a", "b"]}', BY_PATH["/v1/embeddings"])
     assert bounded(body, TenantLimits(max_output_tokens=8), BY_PATH["/v1/embeddings"]) is body
-
-
-def test_limits_are_settings() -> None:
-    environ = {"AUTELLIX_LIMITS_MAX_CALLS": "7", "AUTELLIX_LIMITS_TOKENS_PER_MINUTE": "1e6"}
-    assert load_settings(environ=environ).limits == TenantLimits(max_calls=7, tokens_per_minute=1e6)
-    with pytest.raises(
-        SettingsError, match=r"limits\.day_tokens \(from AUTELLIX_LIMITS_DAY_TOKENS\): is '0'"
-    ):
-        load_settings(environ={"AUTELLIX_LIMITS_DAY_TOKENS": "0"})
