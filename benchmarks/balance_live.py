@@ -7,7 +7,7 @@ history, a tree its common prefixes.
 
     python benchmarks/balance_live.py [--replicas 2] [--programs 40] [--rho 0.7]
     python benchmarks/balance_live.py --workloads tools --kv-blocks 150 --rounds 3 \\
-        --balancers locality-bounded working-set      short KV memory
+        --balancers locality-bounded working-set      scarce KV memory
 
 Reported are the share of prompt tokens found in the prefix caches, the latency of programs in seconds, and
 that of a token in engine steps, each also as a ratio to the first balancer's. The balancers take turns in

@@ -1,10 +1,10 @@
-"""Plays tool programs on vLLM's CPU engine with short KV memory, with and without blocks in host memory.
+"""Plays tool programs on vLLM's CPU engine with scarce KV memory, with and without blocks in host memory.
 
     python benchmarks/host_tier_live.py [--programs 12] [--rounds 1] [--json OUT]
 
 vLLM runs in this process, stepped by hand. Programs arrive some steps apart, more of them than memory holds,
 and make each call when the one before has ended. The schedulers take turns. Reported: program latency in
-seconds and in steps, and where prompts came from. Seconds are processor time of the process: its engine has
+seconds and in steps, and where prompts came from. Seconds are CPU time of the process: its engine has
 one thread, so they are seconds of an idle machine, and comparable beside other work.
 """
 

@@ -82,7 +82,7 @@ async def watch(page: Page, stage: Stage, args: argparse.Namespace) -> list[floa
 
 
 async def busy_s(meter: CDPSession) -> float:
-    """Return the processor time of the page's thread."""
+    """Return the CPU time of the page's thread."""
     metrics = (await meter.send("Performance.getMetrics"))["metrics"]
     return next(float(metric["value"]) for metric in metrics if metric["name"] == "TaskDuration")
 

@@ -38,7 +38,7 @@ class Proxy:
     pid: int | None
 
     def processor_s(self) -> float:
-        """Return the processor time of its process so far, in seconds (Linux)."""
+        """Return the CPU time of its process so far, in seconds (Linux)."""
         if self.pid is None:
             return 0.0
         threads = Path(f"/proc/{self.pid}/task").glob("*/schedstat")

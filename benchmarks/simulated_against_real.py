@@ -4,8 +4,8 @@
                                                 [--rounds 3] [--programs 40] [--json]
 
 Each workload is played on one engine per policy, all up at once; in each round the policies take turns with
-the same programs, arrivals and prompts. `tools` has short KV memory, as the second part of the demo. Arrivals
-come at `--rho` times the capacity, which is measured in each round.
+the same programs, arrivals and prompts. `tools` has scarce KV memory, as the second part of the demo.
+Arrivals come at `--rho` times the capacity, which is measured in each round.
 
 After each run an engine model is fitted to that run's own receipts, and the simulator plays the same programs
 at the same times: so the machine's speed in that turn is part of the prediction. "At equal speed" both

@@ -4,7 +4,7 @@
 
 Generated mixed programs arrive at one rate below saturation on one engine, so that about as many are alive
 in a long run as in a short one. Programs are made as they arrive. Every run is a process of its own; its
-memory is the process's peak above its start. Processor time is that of the
+memory is the process's peak above its start. CPU time is that of the
 one core that a run uses.
 """
 

@@ -1,4 +1,4 @@
-"""A soak of admission on real engines: memory is short all the time, clients vanish, and engines die.
+"""A soak of admission on real engines: memory is scarce all the time, clients vanish, and engines die.
 
     python benchmarks/soak_admission.py [--minutes 60] [--seed 0] [--store redis://...] [--json FILE]
 
@@ -329,7 +329,7 @@ class Still:
     step: int
     since_s: float
     cpu_s: float
-    """Processor seconds of its core until then."""
+    """CPU seconds of its core until then."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -529,7 +529,7 @@ class Soak:
             _trace(self._guard, row)
             self._watch.standstills.append(
                 f"{name} made no step from {step} on for {STILL_S:g} s, in which its core had {used_s:.1f} s"
-                f" of a processor: {row}"
+                f" of a core: {row}"
             )
             self._still[name] = dataclasses.replace(still, since_s=math.inf)
 
@@ -712,7 +712,7 @@ def _core(guard: int | None, row: Mapping[str, Any]) -> int | None:
 
 
 def _core_cpu_s(guard: int | None, row: Mapping[str, Any]) -> float:
-    """Return the processor seconds that the engine's core has had."""
+    """Return the CPU seconds that the engine's core has had."""
     with contextlib.suppress(OSError):
         times = Path(f"/proc/{_core(guard, row)}/stat").read_text().rpartition(")")[2].split()[11:13]
         return sum(map(int, times)) / os.sysconf("SC_CLK_TCK")

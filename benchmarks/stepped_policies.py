@@ -6,7 +6,7 @@
 vLLM's scheduler and KV cache manager run with our class in this machine's memory, as in an engine; a script
 writes the tokens, and a step takes its time in the engine model. So the scheduling is real, no noise of the
 machine is in the figures, and these are in seconds of the model. The workloads are those of
-`simulated_against_real.py`: `tools` has short KV memory. Gateway, network and tokenizer are left out.
+`simulated_against_real.py`: `tools` has scarce KV memory. Gateway, network and tokenizer are left out.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ def compare(
     fields = asdict(ENGINE) | {"kv_blocks": None if part.kv_blocks is None else part.kv_blocks - 1}
     model = EngineModel(**fields)
     first, *others = args.policies
-    # Where memory is short, load is measured against an engine that does not recompute.
+    # Where memory is scarce, load is measured against an engine that does not recompute.
     rate_per_s = part.loads[0].rho * capacity_per_s(programs, ENGINE)
     found: dict[str, dict[str, list[tuple[float, float]]]] = {policy: {} for policy in others}
     for draw in range(args.draws):

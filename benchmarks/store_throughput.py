@@ -4,7 +4,7 @@
 
 An operation is a call's start or its end on one of many live programs. Gateways run as processes of their own
 before one fake engine; the client and the engine share this process. On few cores the gateways share them, so
-the processor time per call, of gateways and of Redis, predicts many machines better than calls/s.
+the CPU time per call, of gateways and of Redis, predicts many machines better than calls/s.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Operations:
     p50_us: float
     p99_us: float
     own_us: float
-    """Processor time of the caller's process per operation."""
+    """CPU time of the caller's process per operation."""
     redis_us: float
 
 
@@ -69,7 +69,7 @@ class Calls:
     gateways: int
     per_s: float
     gateway_ms: float
-    """Processor time of all gateways per call."""
+    """CPU time of all gateways per call."""
     redis_ms: float
 
 
@@ -81,7 +81,7 @@ class Server:
     pid: int
 
     def processor_s(self) -> float:
-        """Return its processor time so far (Linux)."""
+        """Return its CPU time so far (Linux)."""
         return proxies.Proxy("redis", self.url, self.pid).processor_s()
 
 

@@ -27,7 +27,7 @@ NO_SHARED_SECRET = (
     "or each refuses the sessions of the others"
 )
 PLACEHOLDER = "change-me"
-"""In place of each secret in the example files of `deploy/`."""
+"""The placeholder for each secret in the example files of `deploy/`."""
 
 
 def problems_of(settings: Settings) -> Iterator[str]:

@@ -61,7 +61,7 @@ class ProgramBoost:
         self._statistics = statistics
         self._token_cost = token_cost
         self._strengths: dict[str, _Strength] = {}
-        """By tenant."""
+        """The strength of the boost, by tenant."""
 
     @property
     def strength_s(self) -> float:

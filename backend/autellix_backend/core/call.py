@@ -104,7 +104,7 @@ class Call:
     service_s: float = 0.0
     service_mark_s: float = 0.0
     prefill_debt_s: float = 0.0
-    """Since it last got a slot: model time of its prefill steps, less that of its decode steps."""
+    """Model time (s) of its prefill steps less that of its decode steps, since it last got a slot."""
     preemptions: int = 0
     demotions: int = 0
     promotions: int = 0

@@ -147,7 +147,7 @@ class PreemptionCosts:
         self._loads.observe(moved_bytes, seconds)
 
     def observe_step(self, prefill_tokens: int, seconds: float) -> None:
-        """Add an executed step with so many prefill tokens; zero for a pure decode step."""
+        """Add an executed step with `prefill_tokens`; zero for a pure decode step."""
         self._steps.observe(prefill_tokens, seconds)
 
     def load_s(self, moved_bytes: float) -> float | None:
@@ -212,7 +212,7 @@ def fit_together(needs: Iterable[int], room: float) -> bool:
 
 
 def preemption_pays(call: Call, now: float, resume: Resume | None, *, running: int) -> bool:
-    """Return whether preempting one of so many running calls gains more time than its resume costs.
+    """Return whether preempting one of `running` calls gains more time than its resume costs.
 
     An unknown price prevents nothing.
     """

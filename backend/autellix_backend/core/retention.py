@@ -36,7 +36,7 @@ IDLE, ACTIVE, HELD_BACK = range(3)
 class _Program(Generic[K]):
     rank: int = IDLE
     since: int = 0
-    """When it got its rank: a number that grows."""
+    """A growing number that orders chunks by when they got their rank."""
     calls: int = 0
     is_ending: bool = False
     chunks: OrderedDict[K, None] = field(default_factory=OrderedDict)

@@ -67,13 +67,13 @@ class ProgramStatistics:
         self.live = 0
         """Programs with active calls."""
         self.sizes: dict[str, SizeSpread] = {}
-        """Of ended programs, by tenant: tenants do not inform each other."""
+        """Sizes of ended programs, by tenant: tenants do not inform each other."""
         self._now_s = 0.0
         self._busy_s = 0.0
         """Time in which any program was live: an idle night is no part of the time between two ends."""
         self._ends = 0
         self._last_end_s = 0.0
-        """When the last program ended, in busy time."""
+        """Busy time (s) at the end of the last program."""
         self._ends_together = 0
         """Programs that have ended at that moment."""
         self._interval_s = 0.0

@@ -57,7 +57,7 @@ class EngineUnreachableError(EngineError):
 
     def __init__(self, url: str, problem: str) -> None:
         self.what = f"engine.urls: {url} {problem}"
-        """What does not answer, and how."""
+        """Which endpoint does not answer, and how."""
         super().__init__(
             # Only the first line is shown of an engine that is lost later.
             f"{self.what}; expected the root of a running OpenAI-compatible server\n"

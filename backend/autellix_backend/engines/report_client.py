@@ -35,9 +35,9 @@ from autellix_backend.reports.link import (
 )
 
 ROUND_BYTES = 256 * 1024
-"""What is read before calls have a turn; a snapshot of a megabyte takes milliseconds."""
+"""Bytes read per callback before other work may run; a snapshot of a megabyte takes milliseconds."""
 MESSAGE_BYTES = 1024
-"""What a message counts beyond its own bytes."""
+"""Overhead counted per message beyond its own bytes."""
 EVENTS = (
     zmq.EVENT_CLOSED
     | zmq.EVENT_DISCONNECTED
@@ -56,7 +56,7 @@ OPTIONS = {
     zmq.HEARTBEAT_IVL: 2_000,
     zmq.HEARTBEAT_TIMEOUT: 10_000,
 }
-"""Of the socket."""
+"""Options of the ZeroMQ socket."""
 
 logger = logging.getLogger(__name__)
 

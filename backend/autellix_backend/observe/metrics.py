@@ -20,7 +20,7 @@ from autellix_backend.reports.snapshot import AdmissionSnapshot, EngineSnapshot,
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 TOKEN_BUCKETS_S = (0.001, 0.003, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 3.0, 10.0)
-"""Of the time that one output token takes."""
+"""Buckets (s) of the time per output token."""
 PROGRAM_BUCKETS_S = (0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0, 10_000.0)
 MAX_MODELS = 32
 """Models with series of their own; the number of adapters has no bound."""

@@ -24,7 +24,7 @@ import msgspec
 from autellix_backend.reports.decoding import ReportError, decode
 
 PROTOCOL = 2
-"""Of reports, snapshots and this module's messages; increased when one side could misread the other."""
+"""Version of the protocol; increased when one side could misread the other."""
 
 FACTS_TOPIC = b"facts"
 SNAPSHOT_TOPIC = b"snapshot"

@@ -14,7 +14,7 @@ MAX_S = 1e9
 """The longest time accepted: times are added up and compared, and kept in the shared table."""
 MAX_COUNT = 2**53
 _ROUNDING_S = 1e-3
-"""So far below zero may a difference of times be."""
+"""How far below zero a difference of times may be (s)."""
 _TIMES = ("wait_s", "table_wait_s", "service_s", "inherited_service_s", "inactive_s", "prefilled_s")
 _COUNTS = (
     *("level", "preemptions", "demotions", "promotions", "prompt_tokens", "output_tokens", "cached_tokens"),

@@ -75,7 +75,7 @@ class AdmissionSnapshot(NamedTuple):
     working_set_tokens: int
     """The contexts of the active programs, common prefixes counted once."""
     capacity_tokens: int
-    """What they may fill."""
+    """KV tokens that active programs may fill."""
 
 
 class DemandSnapshot(NamedTuple):

@@ -34,4 +34,4 @@ DROPPED = {
     "ray.cpus": f"{_CONSTANT} (1)",
     "ray.gpus": "the parallel sizes of the engine's arguments decide",
 }
-"""What replaces a setting, by its dotted name."""
+"""The replacement of each dropped setting, by its dotted name."""

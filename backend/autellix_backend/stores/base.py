@@ -149,7 +149,7 @@ class ProgramView(msgspec.Struct, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class ProgramEnd:
-    """A program that has left the table, and the work that it took."""
+    """A program that was removed from the table, and its work."""
 
     program_id: str
     class_id: str | None = None

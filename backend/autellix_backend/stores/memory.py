@@ -41,7 +41,7 @@ class _Entry:
     """A program's data beyond its entry in the process table."""
 
     view: ProgramView
-    """What views show of it, but for the values that the process table has."""
+    """The view of the entry, without the values that the process table has."""
     running: dict[str, StoredCall] = field(default_factory=dict)
     history: deque[StoredCall] = field(default_factory=lambda: deque(maxlen=HISTORY_CALLS))
     whole: Hint | None = None

@@ -59,9 +59,9 @@ class ContextIndex:
         self._programs: dict[str, _Known] = {}
         """Those with the latest requests last."""
         self._firsts: Counter[Hashable] = Counter()
-        """By hash: the programs whose first prompt begins so."""
+        """Programs by the hash of the first block of their first prompt."""
         self._prefixes: Counter[Hashable] = Counter()
-        """By id: the programs that have it."""
+        """Programs by the id of their prefix."""
         self._kept_blocks = 0
 
     def arrive(self, program_id: str, request_id: str, hashes: Hashes, tokens: int) -> Context:

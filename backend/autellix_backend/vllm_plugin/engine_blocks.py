@@ -95,7 +95,7 @@ class EngineBlocks:
         return self.is_caching and fit_together(needs, self._pool.get_num_free_blocks())
 
     def _of(self, tokens: int) -> int:
-        """Return the blocks of so many tokens, in all groups of layers."""
+        """Return the blocks that `tokens` fill, in all groups of layers."""
         return sum(-(-tokens // spec.block_size) for spec in self._specs)
 
 

@@ -33,7 +33,7 @@ class CallIdentity:
     call_id: str
     """The caller's: several requests may have it."""
     arrival: Arrival
-    """How it enters the machine, with the program's totals where the gateway keeps them."""
+    """The call's arrival in the machine, with the program's totals where the gateway keeps them."""
     is_last: bool = False
     """Whether the program ends with this call."""
     spread: float | None = None

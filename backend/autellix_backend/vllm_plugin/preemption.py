@@ -33,7 +33,7 @@ class PreemptionPrices:
             self._connector.on_preempted(request_id)
 
     def pays(self, request: Any, now: float, *, running: int) -> bool:
-        """Return whether preempting one of so many running requests pays; it loses its blocks."""
+        """Return whether preempting one of `running` requests pays; it loses its blocks."""
         call = self._machine.call(request.request_id)
         return preemption_pays(call, now, self._resume(request), running=running)
 

@@ -54,7 +54,7 @@ OPTIONS = {
     zmq.HEARTBEAT_TIMEOUT: 10_000,
     zmq.LINGER: LINGER_MS,
 }
-"""Of the socket."""
+"""Options of the ZeroMQ socket."""
 
 # Below vLLM's own logger, whose handler shows it.
 logger = logging.getLogger("vllm.autellix")

@@ -2,7 +2,7 @@
 
 A snapshot is made between two steps. For a long queue it takes milliseconds: the longer it took, the later
 the next one is due, up to MAX_PERIOD_S, so that snapshots take no more than MAX_SHARE of the engine's time.
-Processor time counts: by the clock, a snapshot during which another process had the processor would silence
+CPU time counts: by the clock, a snapshot during which another process had the processor would silence
 the engine for long.
 """
 
@@ -73,7 +73,7 @@ class SnapshotReporter:
         Args:
             tracker: The engine's calls.
             rank: The engine's data-parallel rank.
-            cpu_clock: The processor time (s) of the thread that makes the snapshots.
+            cpu_clock: The CPU time (s) of the thread that makes the snapshots.
         """
         self._tracker = tracker
         self._cpu_clock = cpu_clock

@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=count,
         default=40,
         metavar="N",
-        help="programs per run where KV memory is short (default: 40)",
+        help="programs per run where KV memory is scarce (default: 40)",
     )
     add(
         "--length-scale",
@@ -74,14 +74,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--kv-rho",
         type=above_zero,
         default=1.0,
-        help="offered load where KV memory is short, over what fits into it at once (default: 1)",
+        help="offered load where KV memory is scarce, over what fits into it at once (default: 1)",
     )
     add(
         "--kv-blocks",
         type=_kv_blocks,
         default=180,
         metavar="N",
-        help=f"blocks of {BLOCK_TOKENS} tokens where KV memory is short (default: 180)",
+        help=f"blocks of {BLOCK_TOKENS} tokens where KV memory is scarce (default: 180)",
     )
     add("--rounds", type=count, default=3, metavar="N", help="times each policy has its turn (default: 3)")
     add(
@@ -172,7 +172,7 @@ def _panels(found: Sequence[PartComparison]) -> list[Panel]:
         ratio = item.context_ratio(load, load.policies[0])
         title = f"slots short: {load.rho:g} times the work that the engine serves"
         if ratio is not None:
-            title = f"KV memory short: contexts of {ratio:.1f} times the memory"
+            title = f"KV memory scarce: contexts of {ratio:.1f} times the memory"
         panels.append((title, load))
     return panels
 

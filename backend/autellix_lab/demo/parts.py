@@ -25,10 +25,10 @@ LOW_LOAD_SHARE = 0.2
 LOW_LOAD_PARTS = 4
 """Policies take turns at each part: in long turns, changes of the machine's speed would hide the policies."""
 SHORT_WARM_UPS = 3
-"""The programs that fit into short memory generate few tokens: so often they warm an engine up."""
+"""How often the programs of the scarce-memory part warm an engine up, because each generates few tokens."""
 MIN_FITTING = 4
 
-SATURATED, BELOW, SHORT = "saturation", "below saturation", "short KV memory"
+SATURATED, BELOW, SHORT = "saturation", "below saturation", "scarce KV memory"
 GOALS: Mapping[str, Goals] = {
     SATURATED: {
         ("token_latency_s", "mean"): 0.7,

@@ -113,7 +113,11 @@ def test_a_long_queue_is_named_in_part_and_counted() -> None:
     ("fields", "short_of", "words"),
     [
         ({}, "slots", "All 2 slots are taken."),
-        ({"slots": 8, "is_block_short": True}, "kv_blocks", "KV memory is short: 6 of 12 blocks are in use."),
+        (
+            {"slots": 8, "is_block_short": True},
+            "kv_blocks",
+            "6 of 12 blocks are in use.",
+        ),
         ({"slots": 8}, None, "it should start within a few steps"),
     ],
 )

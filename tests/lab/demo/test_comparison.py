@@ -130,9 +130,13 @@ def test_the_report_states_contexts_over_memory_and_cache_hits(options: DemoOpti
     assert ample["context_ratios"] == {
         name: {"fcfs": None, "boost": None} for name in ("saturation", "below saturation")
     }
-    ratio = short["context_ratios"]["short KV memory"]["fcfs"]
+    ratio = short["context_ratios"]["scarce KV memory"]["fcfs"]
     assert 0 < ratio < 4
-    assert [load["name"] for load in report["loads"]] == ["saturation", "below saturation", "short KV memory"]
+    assert [load["name"] for load in report["loads"]] == [
+        "saturation",
+        "below saturation",
+        "scarce KV memory",
+    ]
     last = report["verdicts"][-1]
     assert (
         f"are {ratio:.1f} (fcfs), {ratio:.1f} (boost) times the memory of {short['kv_tokens']} tokens" in last

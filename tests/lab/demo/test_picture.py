@@ -45,7 +45,7 @@ def load(factor: float) -> LoadComparison:
 
 
 def test_the_picture_is_a_png(tmp_path: Path) -> None:
-    write_picture(tmp_path / "p.png", [("slots short", load(0.5)), ("KV memory short", load(0.9))])
+    write_picture(tmp_path / "p.png", [("slots short", load(0.5)), ("KV memory scarce", load(0.9))])
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
 
 

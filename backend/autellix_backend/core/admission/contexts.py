@@ -2,7 +2,7 @@
 
 The contexts of live calls count; without any, the context that the last call left. Counting the last contexts
 of other strands too, to which a tree search returns, was tried: programs then collect contexts until they
-displace each other, and the tail of tree searches in short memory grows.
+displace each other, and the tail of tree searches in scarce memory grows.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ GAP_WINDOW, MIN_GAPS = 64, 8
 GAP_QUANTILE = 0.95
 MAX_CLASSES = 256
 MAX_HOLDS = 4.0
-"""Idle programs of classes with long gaps stay active for so many times the prefill of all memory."""
+"""Idle programs of classes with long gaps stay active for this multiple of the time to prefill all memory."""
 LEAST_HOLD_S = 0.1
 """Idle programs stay active at least so long: many clients only pass an answer on to the next call."""
 
@@ -68,7 +68,7 @@ class IdleLimits:
         """
         self.gaps = ClassGaps()
         self.host_loads: HostLoads | None = None
-        """Where the engine has host memory; set once, by its owner."""
+        """The loads from host memory; None without any. Set once, by the owner."""
         self.longest_s = longest_s
         self._capacity_tokens = capacity_tokens
         self._token_cost = token_cost

@@ -19,7 +19,7 @@ class EngineMemory:
 
     def __init__(self, capacity_tokens: float) -> None:
         self.capacity_tokens = capacity_tokens
-        """What the contexts of active programs may fill."""
+        """KV tokens that the contexts of active programs may fill."""
         self.active = ActiveSet()
         self.inactive = InactivePrograms()
         self.leaving = LeavingPrograms()
@@ -44,7 +44,7 @@ class EngineMemory:
         return self.active.tokens + least > self.capacity_tokens
 
     def has_room(self, context: ProgramContext, beside: int = 0) -> bool:
-        """Whether a program fits beside the active ones and so many tokens more."""
+        """Return whether a program fits beside the active ones and `beside` tokens more."""
         return self.active.tokens + self.active.added_tokens(context) + beside <= self.capacity_tokens
 
     def fits(self, context: ProgramContext) -> bool:

@@ -20,7 +20,7 @@ class ProgramContext:
     tenant: str
     weight: float
     number: int
-    """Of its appearance, which decides between equal keys."""
+    """The order of its first call, which decides between equal keys."""
     key: float = 0.0
     calls: dict[str, Call] = field(default_factory=dict)
     """Its active calls."""
@@ -28,7 +28,7 @@ class ProgramContext:
     prefix: Hashable = None
     prefix_tokens: int = 0
     own_tokens: int = 0
-    """What it needs beside its prefix."""
+    """KV tokens that it needs beside its prefix."""
     is_active: bool = False
     since_s: float = 0.0
     """When its last call left, or while inactive, since when it has been waiting."""
@@ -65,7 +65,7 @@ class ActiveSet:
         self.contexts: dict[str, ProgramContext] = {}
         self.tokens = 0
         self._prefixes: dict[Hashable, list[int]] = {}
-        """By id: the programs that have it, and its tokens."""
+        """Prefixes by id: the programs that have one, and its tokens."""
         self._tenant_tokens: dict[str, int] = {}
 
     def add(self, context: ProgramContext) -> None:
@@ -136,7 +136,7 @@ class InactivePrograms:
 
     def __init__(self) -> None:
         self.contexts: dict[str, ProgramContext] = {}
-        """By id, the one that has waited longest first."""
+        """Inactive programs by id, the longest-waiting first."""
         self._orders: dict[str, list[_Ranked]] = {}
         self._sizes: list[int] = []
         """Their own tokens, the least first."""

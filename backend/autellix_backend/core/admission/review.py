@@ -31,9 +31,10 @@ from autellix_backend.core.admission.programs import ProgramContext
 from autellix_backend.core.statistics import ProgramStatistics
 
 PATIENCE = 2.0
-"""After so many mean response times an inactive program lets no other pass."""
+"""An inactive program that has waited this many mean response times lets no other pass."""
 STARVING = 8.0
-"""After so many it goes first, and others give way: by attained service alone it might never run."""
+"""An inactive program that has waited this many mean response times goes first, and active ones make room: by
+    attained service alone it might never run."""
 MAX_PASSED = 64
 """The most programs that are passed over in one review, which bounds its cost."""
 
@@ -48,7 +49,7 @@ class MemoryReview:
         self._idle = idle
         self._statistics = statistics
         self._next_taking_s = 0.0
-        """When memory may be taken from active programs again."""
+        """The earliest time at which memory may be taken from active programs again."""
 
     def run(self, now: float) -> None:
         """Deactivate what has outgrown the memory, and activate what fits."""

@@ -31,7 +31,7 @@ _BALANCERS: dict[str, Callable[[int], Balancer]] = {
 }
 BALANCER_NAMES = tuple(_BALANCERS)
 DEFAULT_BALANCER = WorkingSet.name
-"""Of the gateway and the simulator."""
+"""The default balancer of the gateway and the simulator."""
 
 
 def make_balancer(name: str, threshold_tokens: int = DEFAULT_THRESHOLD_TOKENS) -> Balancer:

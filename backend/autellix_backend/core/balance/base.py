@@ -33,7 +33,7 @@ class EngineLoad:
     kv_tokens: float = math.inf
     """Tokens that its KV blocks hold, the prefix cache included; infinity if unknown."""
     memory: MemoryReport | None = None
-    """What its admission last reported; None where every program may run, or nothing is known yet."""
+    """The last report of the engine's admission; None where all programs may run or nothing is known."""
     is_accepting: bool = True
     """Whether it takes calls: it is up and not draining."""
 

@@ -48,7 +48,7 @@ class EnginePin:
 
     engine: str
     context_tokens: int
-    """Of the program there: prompt and answer of its last call."""
+    """The program's context there (tokens): prompt and answer of its last call."""
     calls: int
     """That the program has made so far."""
 

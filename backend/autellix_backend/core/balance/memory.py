@@ -17,12 +17,12 @@ class MemoryReport:
     """The working set of one engine at one moment; the report of each moment is an object of its own."""
 
     capacity_tokens: float
-    """What the contexts of active programs may fill."""
+    """KV tokens that the contexts of active programs may fill."""
     active_tokens: int
     """Those contexts, shared prefixes counted once."""
     active_programs: int
     inactive_tokens: int = 0
-    """What the contexts of programs that wait for activation would add."""
+    """KV tokens that the contexts of programs waiting for activation would add."""
     inactive_calls: int = 0
     """The calls of those programs."""
     between_ends_s: float = 0.0
@@ -32,7 +32,7 @@ class MemoryReport:
     inactive: Collection[str] = frozenset()
     """Those of them that wait for activation."""
     is_complete: bool = True
-    """Whether `known` has all of them."""
+    """Whether `known` contains every program of the engine."""
 
     def wait_s(
         self,

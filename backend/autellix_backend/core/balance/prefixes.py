@@ -1,7 +1,7 @@
 """The prefixes that programs share, such as instructions and tools: on which engines they are, and how long.
 
 A prefix is in an engine's working set while programs with it are there. It stays in the prefix cache for a
-while after that: a cache of so many tokens keeps what was used within as many tokens of other prompts.
+while after that: a cache of N tokens keeps what was used within the last N tokens of other prompts.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ class SharedPrefixes:
     def __init__(self) -> None:
         self._shares: OrderedDict[str, float] = OrderedDict()
         self._mean_share = 0.0
-        """Of all prefixes, for those without a share of their own."""
+        """The mean share over all prefixes, used for those without a share of their own."""
         self._members: Counter[tuple[str, str]] = Counter()
         """Programs by engine and prefix."""
         self._placed_tokens: Counter[str] = Counter()
-        """By engine: the new tokens of all calls that were sent there."""
+        """New tokens of all calls sent to each engine."""
         self._used_at: dict[str, OrderedDict[str, int]] = {}
-        """By engine and prefix: the placed tokens at its last call."""
+        """`_placed_tokens` at the last call with a prefix, by engine and prefix."""
 
     def joined(self, engine: str, prefix: str) -> None:
         """Count a program with the prefix on an engine."""

@@ -29,7 +29,7 @@ from autellix_backend.core.balance.memory import MemoryReport
 from autellix_backend.core.balance.prefixes import SharedPrefixes
 
 MAX_UNSEEN_REPORTS = 4
-"""After so many reports without a program that was sent there, it is taken not to have arrived."""
+"""Reports without a program that was sent there after which it counts as not arrived."""
 
 
 @dataclass(slots=True)
@@ -51,7 +51,7 @@ class _Member:
     prefix_tokens: int
     """The expected length of its prefix."""
     found_prefix: bool
-    """Whether the engine should have had the prefix when it came."""
+    """Whether the engine should have had the prefix cached when the call arrived."""
     placement: Placement | None
 
 
@@ -67,7 +67,7 @@ class WorkingSet(LocalityBounded):
         self._prefixes = SharedPrefixes()
         self._reports: dict[str, MemoryReport] = {}
         self._sent: dict[str, dict[str, _Sent]] = {}
-        """By engine and program."""
+        """Placements that no report shows yet, by engine and program."""
 
     def assign(self, call: ArrivingCall, loads: Sequence[EngineLoad]) -> str:
         """Choose the engine where the call costs least, or the program's own if that is hardly more."""

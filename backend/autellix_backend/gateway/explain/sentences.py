@@ -148,7 +148,7 @@ def _shortage_text(short_of: str | None, snapshot: EngineSnapshot) -> str:
         return f"All {_count(snapshot.slots, 'slot')} are taken."
     if short_of == "kv_blocks":
         used = f"{snapshot.kv_used_blocks} of {snapshot.kv_total_blocks} blocks"
-        return f"Slots are free, but KV memory is short: {used} are in use."
+        return f"Slots are free, but KV memory is scarce: {used} are in use."
     return "Slots and KV blocks are free: it should start within a few steps."
 
 
