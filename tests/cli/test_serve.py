@@ -81,35 +81,6 @@ def test_serves_a_remote_engine_until_sigterm(tmp_path: Path, capsys: pytest.Cap
     assert asyncio.run(main()) == 0
 
 
-@pytest.mark.parametrize(("page", "expected"), [("auto", ["/autellix/"]), ("off", [])])
-async def test_opens_the_page(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    page: str,
-    expected: list[str],
-) -> None:
-    """Unless the gateway has none."""
-    opened: list[str] = []
-
-    def open_page(url: str) -> bool:
-        opened.append(url)
-        return True
-
-    monkeypatch.setattr("webbrowser.open", open_page)
-    engine = FakeEngine()
-    await engine.start()
-    settings = make_settings(tmp_path, urls=(engine.base_url,))
-    settings = replace(settings, gateway=replace(settings.gateway, page=page))
-    server = asyncio.create_task(serve(settings, opens_page=True))
-    root = await wait_ready(capsys, [])
-    os.kill(os.getpid(), signal.SIGTERM)
-    assert await asyncio.wait_for(server, PATIENCE_S) == 0
-    await engine.stop()
-
-    assert opened == [root + path for path in expected]
-
-
 @pytest.fixture
 def fake_replica(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> VllmReplica:
     replica = VllmReplica(make_settings(tmp_path, model="m"), server=FAKE_SERVER)
@@ -264,7 +235,7 @@ async def test_while_the_engines_start_the_page_says_so_and_calls_come_again(
     found: dict[str, tuple[int, str]] = {}
 
     with contextlib.closing(bind(settings.gateway)) as listener:
-        server = asyncio.create_task(serve_on(settings, listener, show_page=print))
+        server = asyncio.create_task(serve_on(settings, listener))
         await until(lambda: replica.pid is not None)
         root = f"http://127.0.0.1:{listener.getsockname()[1]}"
         async with aiohttp.ClientSession() as client:

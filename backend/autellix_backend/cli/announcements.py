@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import sys
-import webbrowser
 
 from autellix_backend.engines.base import Engine
 from autellix_backend.engines.ray_replica import RayReplica
@@ -42,13 +41,6 @@ def note_noise(engine: EngineSettings) -> None:
     """Print that a generated model answers noise, which would look like a fault."""
     if engine.model is not None and generated_model(engine.model) is not None:
         note(f"the weights of {engine.model} are random: its answers are noise, its timing is real")
-
-
-def show_page(url: str, *, opens: bool) -> None:
-    """Print the address of the live page, and open it in a browser if asked to."""
-    note(f"engines and programs are shown at {url}")
-    if opens and not webbrowser.open(url):
-        note("no browser was found to open it in")
 
 
 def ready_line(settings: Settings, pool: EnginePool, listener: socket.socket) -> str:

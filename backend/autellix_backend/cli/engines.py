@@ -60,8 +60,7 @@ def _list(gateway: RemoteGateway, *, is_json: bool, is_wide: bool) -> int:
     if is_json:
         print_json(answer)
     else:
-        console = make_console(is_wide=is_wide)
-        console.print(engine_table(answer["engines"], width=console.width))
+        make_console().print(engine_table(answer["engines"], is_wide=is_wide))
         for engine in answer["engines"]:
             if engine["reporting"] != "local":
                 print(f"{engine['name']}: {engine['scheduling']}")

@@ -37,8 +37,8 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json(answer)
     elif answer["programs"]:
-        console = make_console(is_wide=args.wide)
-        console.print(program_table(answer["programs"], has_more=answer["has_more"], width=console.width))
+        table = program_table(answer["programs"], has_more=answer["has_more"], is_wide=args.wide)
+        make_console().print(table)
     else:
         print("No programs.")
     return 0

@@ -8,12 +8,9 @@ import contextlib
 import signal
 import socket
 import sys
-from collections.abc import Callable
-from functools import partial
 
 import uvloop
 
-from autellix_backend.cli import announcements
 from autellix_backend.cli.announcements import note, note_change, note_noise, ready_line, root_url
 from autellix_backend.cli.config_check import output_checks
 from autellix_backend.cli.options import add_setting_options, settings_from_args
@@ -48,9 +45,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         help="folder or Hugging Face id of the model; `demo` for the tiny generated one",
     )
-    parser.add_argument(
-        "--open", action="store_true", help="open the live page in a browser once the gateway is ready"
-    )
     add_setting_options(parser)
 
 
@@ -61,15 +55,11 @@ def run(args: argparse.Namespace) -> int:
     for sentence in unknown_variables():
         note(f"{sentence}; it is ignored")
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(serve(settings, opens_page=args.open))
+        return runner.run(serve(settings))
 
 
-async def serve(settings: Settings, *, opens_page: bool = False) -> int:
+async def serve(settings: Settings) -> int:
     """Start the engines, serve the gateway, and stop them in every case; return the exit code.
-
-    Args:
-        settings: The settings.
-        opens_page: Whether to open the live page in a browser.
 
     Raises:
         SettingsError: if the address cannot be bound, the log of calls cannot be written,
@@ -79,18 +69,11 @@ async def serve(settings: Settings, *, opens_page: bool = False) -> int:
     with contextlib.closing(bind(settings.gateway)) as listener:
         for check in output_checks(settings):
             check()
-        show_page = partial(announcements.show_page, opens=opens_page)
-        return await serve_on(settings, listener, show_page=show_page)
+        return await serve_on(settings, listener)
 
 
-async def serve_on(settings: Settings, listener: socket.socket, *, show_page: Callable[[str], None]) -> int:
-    """Start the engines, serve the gateway, and stop the engines; raises as serve() does.
-
-    Args:
-        settings: The settings.
-        listener: The socket.
-        show_page: Is called with the address of the live page, where there is one.
-    """
+async def serve_on(settings: Settings, listener: socket.socket) -> int:
+    """Start the engines, serve the gateway on a socket, and stop the engines; raises as serve() does."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     tenants = load_tenants(settings)
     # Without a tenants file SIGHUP ends the process, as it does when a terminal closes.
@@ -117,7 +100,7 @@ async def serve_on(settings: Settings, listener: socket.socket, *, show_page: Ca
                     print(ready_line(settings, pool, listener), flush=True)
                     note_noise(settings.engine)
                     if page_is_there:
-                        show_page(root_url(listener) + PAGE_PATH)
+                        note(f"engines and programs are shown at {root_url(listener)}{PAGE_PATH}")
 
                 server = GatewayServer(app, settings.gateway, connections, on_ready)
                 try:

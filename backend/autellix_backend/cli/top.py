@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import select
-import sys
-import termios
 import time
-import tty
-from collections.abc import Iterator
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -17,14 +12,13 @@ from rich.live import Live
 from rich.text import Text
 
 from autellix_backend.cli.arguments import above_zero
-from autellix_backend.cli.program_table import engine_table, make_console, program_table
+from autellix_backend.cli.program_table import add_wide_option, engine_table, make_console, program_table
 from autellix_backend.cli.remote import RemoteError, RemoteGateway, add_remote_options, print_json
 
 DEFAULT_PERIOD_S = 1.0
 MARGIN_LINES = 8
 """Lines of the screen without programs."""
 PLAIN_LIMIT = 50
-QUIT_KEYS = "qQ"
 FORBIDDEN = 403
 
 
@@ -39,28 +33,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="seconds between refreshes (default: %(default)s)",
     )
     parser.add_argument("--once", action="store_true", help="print once and exit; the default in a pipe")
+    add_wide_option(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Show the gateway until q or Ctrl-C."""
+    """Show the gateway until Ctrl-C."""
     gateway, console = RemoteGateway.from_args(args), make_console()
     if args.json:
         print_json(_fetch(gateway, PLAIN_LIMIT))
     elif args.once or not console.is_terminal:
-        console.print(screen(gateway.url, _fetch(gateway, PLAIN_LIMIT), console.width))
+        console.print(_screen(gateway.url, _fetch(gateway, PLAIN_LIMIT), is_wide=args.wide))
     else:
         with contextlib.suppress(KeyboardInterrupt):
-            _follow(gateway, console, args.period)
+            _follow(gateway, console, args)
     return 0
 
 
-def screen(url: str, state: dict[str, Any], width: int) -> RenderableType:
+def _screen(url: str, state: dict[str, Any], *, is_wide: bool) -> RenderableType:
     """Return the screen for one state of the gateway."""
-    programs = program_table(state["programs"], has_more=state["has_more"], width=width)
     engines = state["engines"]
-    shown = Text("engines are shown to admins") if engines is None else engine_table(engines, width=width)
-    title = Text(f"Autellix at {url}   {time.strftime('%H:%M:%S')}   q quits", style="bold")
-    return Group(title, "", shown, "", programs)
+    return Group(
+        Text(f"Autellix at {url}   {time.strftime('%H:%M:%S')}   Ctrl-C quits", style="bold"),
+        "",
+        "engines are shown to admins" if engines is None else engine_table(engines, is_wide=is_wide),
+        "",
+        program_table(state["programs"], has_more=state["has_more"], is_wide=is_wide),
+    )
 
 
 def _fetch(gateway: RemoteGateway, limit: int) -> dict[str, Any]:
@@ -79,38 +77,14 @@ def _engines(gateway: RemoteGateway) -> list[dict[str, Any]] | None:
     return engines
 
 
-def _follow(gateway: RemoteGateway, console: Console, period_s: float) -> None:
-    with Live(console=console, screen=True, auto_refresh=False) as live, _single_keys():
+def _follow(gateway: RemoteGateway, console: Console, args: argparse.Namespace) -> None:
+    with Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
             try:
                 state = _fetch(gateway, max(1, console.height - MARGIN_LINES))
-                shown = screen(gateway.url, state, console.width)
+                shown = _screen(gateway.url, state, is_wide=args.wide)
             except RemoteError as error:
                 # Keep running: the gateway may return.
                 shown = Text(f"{error}", style="red")
             live.update(shown, refresh=True)
-            if _quits(period_s):
-                return
-
-
-@contextlib.contextmanager
-def _single_keys() -> Iterator[None]:
-    """Deliver keys one by one, without Enter, if standard input is a terminal."""
-    if not sys.stdin.isatty():
-        yield
-        return
-    before = termios.tcgetattr(sys.stdin)
-    tty.setcbreak(sys.stdin)
-    try:
-        yield
-    finally:
-        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
-
-
-def _quits(period_s: float) -> bool:
-    """Wait for the next refresh; return whether the user pressed a quit key."""
-    if not sys.stdin.isatty():
-        time.sleep(period_s)
-        return False
-    ready, _, _ = select.select([sys.stdin], [], [], period_s)
-    return bool(ready) and sys.stdin.read(1) in QUIT_KEYS
+            time.sleep(args.period)
