@@ -1,12 +1,12 @@
 """Compare policies on vLLM's real scheduler under a model of its step times, and the simulator beside it.
 
-    python benchmarks/stepped_policies.py [--workloads chat,mixed,tools] [--policies fcfs,boost,plas]
+    python benchmarks/stepped_policies.py [--workloads chat mixed tools] [--policies fcfs boost plas]
                                           [--draws 5] [--programs 40] [--json]
 
 vLLM's scheduler and KV cache manager run with our class in this machine's memory, as in an engine; a script
 writes the tokens, and a step takes its time in the engine model. So the scheduling is real, no noise of the
-machine is in the figures, and these are in seconds of the model. The workloads are those of
-`simulated_against_real.py`: `tools` has scarce KV memory. Gateway, network and tokenizer are left out.
+machine is in the figures, and these are in seconds of the model. The workloads are those of the demo: `tools`
+has scarce KV memory. Gateway, network and tokenizer are left out.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
-from simulated_against_real import WORKLOADS, part_of, scheduler_of, split_names
-
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.names import LIVE_POLICY_NAMES
+from autellix_backend.core.policies import make_policy
 from autellix_backend.settings.scheduler import scheduler_to_mapping
 from autellix_lab.bench.metrics import RunSummary, summarise
 from autellix_lab.bench.results import CallResult
-from autellix_lab.demo.parts import BLOCK_TOKENS
+from autellix_lab.demo.parts import BLOCK_TOKENS, DemoOptions, Part, demo_parts
 from autellix_lab.sim.model import EngineModel
 from autellix_lab.sim.simulation import SimSettings, simulate
 from autellix_lab.workload.arrivals import poisson_arrivals
 from autellix_lab.workload.trace import ProgramTrace, program_to_mapping
 
+WORKLOADS = ("chat", "mixed", "tools")
 WORKER = Path(__file__).parents[1] / "tests" / "vllm_plugin" / "scripted_engine.py"
 ENGINE = EngineModel(
     max_num_seqs=8,
@@ -113,6 +113,39 @@ def simulated(
     return log
 
 
+def part_of(workload: str, args: argparse.Namespace) -> Part:
+    """Return a workload as a part of the demo."""
+    options = DemoOptions(
+        policies=args.policies,
+        workload="mixed" if workload == "tools" else workload,
+        trace=None,
+        programs=args.programs,
+        tool_programs=args.programs,
+        length_scale=0.25,
+        tree_scale=0.2,
+        rho=args.rho,
+        low_rho=0.3,
+        kv_rho=args.kv_rho,
+        kv_blocks=180,
+        rounds=1,
+        max_num_seqs=ENGINE.max_num_seqs,
+        beta=16.0,
+        calibration_tokens=0,
+        seed=args.seed,
+        model="demo",
+        out=Path(),
+    )
+    ample, short = demo_parts(options)
+    return short if workload == "tools" else ample
+
+
+def scheduler_of(policy: str) -> SchedulerConfig:
+    """Return a policy's settings; `boost` comes with admission by working set, as it is served."""
+    if make_policy(policy).has_levels:
+        return SchedulerConfig(policy=policy, admission="auto", beta=16.0, bounds=BOUNDS)
+    return SchedulerConfig(policy=policy, admission="auto")
+
+
 def summary_of(log: Log, arrivals_s: Sequence[float], programs: Sequence[ProgramTrace]) -> RunSummary:
     """Reduce a log of decisions to the statistics of its programs."""
     times: dict[str, dict[str, float]] = {}
@@ -164,7 +197,7 @@ def compare(
         sides: dict[str, list[RunSummary]] = {}
         for policy in args.policies:
             print(f"{workload}, draw {draw + 1}, {policy}", file=sys.stderr, flush=True)
-            config = SchedulerConfig(**scheduler_of(policy, BOUNDS))
+            config = scheduler_of(policy)
             logs = [play(arrivals_s, programs, model, config) for play in (scheduler.play, simulated)]
             sides[policy] = [summary_of(log, arrivals_s, programs) for log in logs]
         for policy in others:
@@ -195,19 +228,16 @@ def lines_of(workload: str, found: Mapping[str, Mapping[str, Sequence[tuple[floa
 def main() -> int:
     """Run the benchmark from the command line; 1 if a mean ratio deviates by more than 15 %."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--workloads", type=split_names(WORKLOADS), default=WORKLOADS)
-    parser.add_argument(
-        "--policies", type=split_names(LIVE_POLICY_NAMES), default=("fcfs", "boost", "plas", "atlas")
-    )
-    parser.add_argument("--draws", type=int, default=5)
-    parser.add_argument("--programs", type=int, default=40)
-    parser.add_argument("--rho", type=float, default=1.5, help="offered load of chat and mixed")
-    parser.add_argument("--kv-rho", type=float, default=1.0, help="of tools, over ample memory")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", action="store_true")
+    add = parser.add_argument
+    add("--workloads", nargs="+", choices=WORKLOADS, default=WORKLOADS)
+    add("--policies", nargs="+", choices=LIVE_POLICY_NAMES, default=("fcfs", "boost", "plas", "atlas"))
+    add("--draws", type=int, default=5)
+    add("--programs", type=int, default=40)
+    add("--rho", type=float, default=1.5, help="offered load of chat and mixed")
+    add("--kv-rho", type=float, default=1.0, help="of tools, over ample memory")
+    add("--seed", type=int, default=0)
+    add("--json", action="store_true")
     args = parser.parse_args()
-    unused = {"rounds": 1, "max_num_seqs": 8, "calibration_tokens": 0, "model": "demo", "out": Path()}
-    vars(args).update(unused)
     found = {}
     with tempfile.TemporaryDirectory() as directory:
         scheduler = SteppedScheduler(Path(directory))
