@@ -39,6 +39,7 @@ def settled_call(**fields: Any) -> SettledCall:
     }
     call: dict[str, Any] = {
         "outcome": Outcome.OK,
+        "began_s": 7.5,
         "settled_s": 10.0,
         "ended_at_s": 1_700_000_000.5,
         "session_id": "s",
@@ -50,13 +51,14 @@ def settled_call(**fields: Any) -> SettledCall:
         "is_streaming": True,
         "body_bytes": 100,
         "record_count": 1,
-        "duration_s": 2.5,
         "first_token_s": 0.5,
         "sent_for_s": 2.0,
         "inherited_service_s": 3.0,
         "stated_usage": None,
         "is_final": False,
         "traceparent": TRACEPARENT,
+        "runs": (),
+        "prefilled_s": None,
     }
     for name, value in fields.items():
         parts = [part for part in (start, receipt, call) if name in part]

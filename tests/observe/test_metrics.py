@@ -61,7 +61,7 @@ def output_token_s(**fields: Any) -> float | None:
 
 
 def test_time_per_output_token_is_that_after_the_first() -> None:
-    assert output_token_s(duration_s=2.5, first_token_s=0.5, output_tokens=21) == pytest.approx(0.1)
+    assert output_token_s(first_token_s=0.5, output_tokens=21) == pytest.approx(0.1)
     assert output_token_s(first_token_s=None) is None
     assert output_token_s(output_tokens=1) is None
     assert output_token_s(outcome=Outcome.ABORTED) is None
@@ -69,7 +69,7 @@ def test_time_per_output_token_is_that_after_the_first() -> None:
 
 def test_time_per_output_token_of_parallel_choices_is_that_of_each() -> None:
     stated = Usage(prompt_tokens=10, output_tokens=42)
-    assert output_token_s(record_count=2, stated_usage=stated, duration_s=2.5) == pytest.approx(0.1)
+    assert output_token_s(record_count=2, stated_usage=stated) == pytest.approx(0.1)
 
 
 def test_models_that_never_answered_have_no_series_of_their_own() -> None:

@@ -15,13 +15,15 @@ from typing import Any
 import aiohttp
 from fastapi import FastAPI
 from tests.gateway.snapshots import snapshot, standing
+from tests.observe.settled_calls import settled_call
 from tests.serving import listening
 from tests.waiting import PATIENCE_S, until
 
 from autellix_backend.gateway.app import create_app
-from autellix_backend.gateway.history.ended_program import EndedCall, EndedProgram
+from autellix_backend.gateway.history.history import PastProgram
 from autellix_backend.gateway.tenancy.tenants import Tenants
 from autellix_backend.gateway.wiring import Components
+from autellix_backend.observe.settled_call import Outcome, SettledCall
 from autellix_backend.reports.snapshot import AdmissionSnapshot, DemandSnapshot, EngineSnapshot
 from autellix_backend.settings import EngineSettings, GatewaySettings, Settings
 from autellix_backend.stores.base import CallStart
@@ -54,7 +56,7 @@ class Stage:
         """Make one call of a program, and wait for its answer."""
         self.run(self._call(program_id, key, headers))
 
-    def restore(self, *programs: EndedProgram) -> None:
+    def restore(self, *programs: PastProgram) -> None:
         """Add programs that have ended."""
 
         async def add() -> None:
@@ -197,28 +199,36 @@ def staged(tenants: Tenants | None = None, **gateway: Any) -> Iterator[Stage]:
         assert not thread.is_alive()
 
 
-def ended(program_id: str, *calls: EndedCall, **fields: Any) -> EndedProgram:
+def ended(program_id: str, *calls: SettledCall, **fields: Any) -> PastProgram:
     """Return a program that ended just now."""
     now = time.time()
     defaults: dict[str, Any] = {"began_at_s": now - 90.0, "ended_at_s": now, "name": "research"}
-    return EndedProgram(program_id=program_id, calls=calls, **{**defaults, **fields})
+    return PastProgram(program_id=program_id, start_s=0.0, calls=list(calls), **{**defaults, **fields})
 
 
-def call(call_id: str, start_s: float, finish_s: float, **fields: Any) -> EndedCall:
-    """Return an answered call."""
+def call(
+    call_id: str,
+    began_s: float,
+    settled_s: float,
+    *,
+    tools: tuple[tuple[str, float], ...] = (),
+    **fields: Any,
+) -> SettledCall:
+    """Return an answered call; before it ran `tools`."""
     defaults: dict[str, Any] = {
+        "interceptions": tools,
         "thread_id": "0",
-        "engine": "replica-0",
-        "outcome": "ok",
+        "wait_s": 0.0,
+        "preemptions": 0,
+        "first_token_s": None,
         "prompt_tokens": 1200,
         "cached_tokens": 800,
         "output_tokens": 150,
-        "level": 2,
     }
-    return EndedCall(call_id=call_id, start_s=start_s, finish_s=finish_s, **{**defaults, **fields})
+    return settled_call(call_id=call_id, began_s=began_s, settled_s=settled_s, **{**defaults, **fields})
 
 
-def telling_program(program_id: str = "research-7") -> EndedProgram:
+def telling_program(program_id: str = "research-7") -> PastProgram:
     """Return a program of nine calls in four threads, in which all happens that can."""
     runs: dict[str, Any] = {"runs": ((4.0, 9.0),), "prefilled_s": 5.0, "wait_s": 4.0}
     return ended(
@@ -236,18 +246,18 @@ def telling_program(program_id: str = "research-7") -> EndedProgram:
              wait_s=2.0),
         call("check", 40.0, 52.0, parents=("search-2",), thread_id="search-2", runs=((6.0, 12.0),),
              prefilled_s=6.8, wait_s=6.0, inactive_s=6.0),
-        call("broken", 30.0, 31.0, parents=("read-3",), thread_id="search-3", outcome="unavailable",
+        call("broken", 30.0, 31.0, parents=("read-3",), thread_id="search-3", outcome=Outcome.UNAVAILABLE,
              prompt_tokens=None, cached_tokens=None, output_tokens=None, level=None),
         call("write", 53.0, 84.0, parents=("read-1", "check", "read-3"), runs=((9.0, 31.0),),
              prefilled_s=11.5, wait_s=9.0, output_tokens=900),
     )  # fmt: skip
 
 
-def wide_program(program_id: str, calls: int, *, threads: int = 20, seed: int = 1) -> EndedProgram:
+def wide_program(program_id: str, calls: int, *, threads: int = 20, seed: int = 1) -> PastProgram:
     """Return a program of many calls."""
     chance = random.Random(seed)
     clocks = [0.0] * threads
-    made: list[EndedCall] = []
+    made: list[SettledCall] = []
     last: dict[int, str] = {}
     for number in range(calls):
         thread = number % threads
@@ -260,4 +270,4 @@ def wide_program(program_id: str, calls: int, *, threads: int = 20, seed: int = 
             call(f"call-{number}", start_s, clocks[thread], thread_id=f"worker-{thread}", parents=parents,
                  runs=((wait_s, wait_s + length_s),), prefilled_s=wait_s + 0.3, wait_s=wait_s)
         )  # fmt: skip
-    return ended(program_id, *sorted(made, key=lambda each: each.start_s))
+    return ended(program_id, *sorted(made, key=lambda each: each.began_s))

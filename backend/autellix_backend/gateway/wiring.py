@@ -29,8 +29,7 @@ from autellix_backend.gateway.engines.report_receiver import ReportDecoder
 from autellix_backend.gateway.engines.upstream import Upstream
 from autellix_backend.gateway.explain.event_feed import EventFeed
 from autellix_backend.gateway.history.critical_path import spent
-from autellix_backend.gateway.history.ended_program import EndedProgram
-from autellix_backend.gateway.history.history import ProgramHistory
+from autellix_backend.gateway.history.history import PastProgram, ProgramHistory
 from autellix_backend.gateway.http.fairness import AnswerTurns
 from autellix_backend.gateway.http.sessions import SESSION_TTL_S
 from autellix_backend.gateway.identity.identity import IdentityResolver
@@ -249,10 +248,11 @@ class Components:
         )
         self.feed.engine_changed(change.engine, change.state.value, change.reason)
 
-    def _observe_program(self, program: EndedProgram) -> None:
+    def _observe_program(self, program: PastProgram) -> None:
         """Count an ended program, and close its span."""
         parts_s = spent(program).parts_s
-        output_tokens = sum(call.output_tokens or 0 for call in program.calls)
+        usages = (call.answer_usage for call in program.calls)
+        output_tokens = sum(usage.output_tokens for usage in usages if usage is not None)
         self.metrics.programs.take(program.name, parts_s, output_tokens)
         if self.tracer is not None:
             self.tracer.end_program(program.program_id, program.began_at_s + program.duration_s, parts_s)

@@ -48,42 +48,47 @@ class SettledCall(msgspec.Struct, frozen=True, kw_only=True):
     receipt: Receipt
     """Its cost, with the program's id as its client knows it."""
     outcome: Outcome
+    began_s: float
+    """Its arrival, on the gateway's clock."""
     settled_s: float
     """On the gateway's clock."""
     ended_at_s: float
     """Seconds since 1970."""
-    session_id: str | None
+    session_id: str | None = None
     """As its client knows it."""
-    tenant: str
+    tenant: str = ""
     """Empty without tenants."""
-    identity_source: str
+    identity_source: str = ""
     engine: str
-    operation: str
+    operation: str = "chat"
     """The operation by GenAI's names: `chat`, `text_completion` or `embeddings`."""
-    model: str | None
-    is_streaming: bool
-    body_bytes: int
-    record_count: int
+    model: str | None = None
+    is_streaming: bool = False
+    body_bytes: int = 0
+    record_count: int = 1
     """The engine requests that it became: one for each prompt and choice."""
-    duration_s: float
-    """From its arrival to its settlement."""
-    first_token_s: float | None
+    first_token_s: float | None = None
     """From its arrival to the first bytes of a streamed answer."""
-    sent_for_s: float
+    sent_for_s: float = 0.0
     """From its last sending to its settlement."""
     runs: tuple[tuple[float, float], ...] = ()
     """When it got and lost its slot (s after its arrival), by its engine's clock; empty if unknown."""
     prefilled_s: float | None = None
     """From its arrival to the end of its prefill; None if unknown, or without one."""
-    inherited_service_s: float
+    inherited_service_s: float = 0.0
     """The service that it inherited from its program, as the policy counts it."""
-    stated_usage: Usage | None
+    stated_usage: Usage | None = None
     """The tokens that its answer states, if they were read."""
     streamed_events: int = 0
     """The events of its streamed answer that went out: about as many as tokens."""
-    is_final: bool
+    is_final: bool = False
     """Whether its client marked it as the last of its program."""
-    traceparent: str | None
+    traceparent: str | None = None
+
+    @property
+    def duration_s(self) -> float:
+        """The time from its arrival to its settlement."""
+        return self.settled_s - self.began_s
 
     @property
     def engine_usage(self) -> Usage | None:

@@ -7,22 +7,24 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.observe.settled_calls import settled_call
 
 from autellix_backend.gateway.history.critical_path import critical_path, spent, spent_text
-from autellix_backend.gateway.history.ended_program import EndedCall, EndedProgram
+from autellix_backend.gateway.history.history import PastProgram
+from autellix_backend.observe.settled_call import SettledCall
 
 
-def call(call_id: str, start_s: float, finish_s: float, **fields: Any) -> EndedCall:
-    defaults = {"thread_id": "0", "engine": "e", "outcome": "ok"}
-    return EndedCall(call_id=call_id, start_s=start_s, finish_s=finish_s, **{**defaults, **fields})
+def call(call_id: str, began_s: float, settled_s: float, **fields: Any) -> SettledCall:
+    defaults = {"thread_id": "0", "parents": None, "interceptions": (), "wait_s": 0.0}
+    return settled_call(call_id=call_id, began_s=began_s, settled_s=settled_s, **{**defaults, **fields})
 
 
-def program(*calls: EndedCall, left_out: int = 0) -> EndedProgram:
-    return EndedProgram(program_id="p", began_at_s=0.0, ended_at_s=9.0, calls=calls, left_out=left_out)
+def program(*calls: SettledCall, left_out: int = 0) -> PastProgram:
+    return PastProgram(program_id="p", start_s=0.0, began_at_s=0.0, calls=list(calls), left_out=left_out)
 
 
-def path_of(*calls: EndedCall) -> list[str]:
-    return [found.call_id for found in critical_path(calls)]
+def path_of(*calls: SettledCall) -> list[str]:
+    return [found.start.call_id for found in critical_path(calls)]
 
 
 def test_the_path_follows_parents_then_the_thread_then_what_ended_last() -> None:
@@ -49,7 +51,7 @@ def test_the_parts_are_those_of_the_path() -> None:
     found = spent(
         program(
             call("a", 0, 4, wait_s=3.0, inactive_s=2.0),
-            call("b", 7, 9, wait_s=0.5, tools=(("search", 2.5),)),
+            call("b", 7, 9, wait_s=0.5, interceptions=(("search", 2.5),)),
         )
     )
     assert (found.inactive_s, found.queue_s, found.engine_s) == (2.0, 1.5, 2.5)
@@ -85,7 +87,7 @@ def test_the_parts_add_up_to_the_duration(drawn: list[Any]) -> None:
             wait_s=wait_s,
             inactive_s=inactive_s,
             parents=None if parents is None else tuple(map(str, parents)),
-            tools=(("t", 1.0),),
+            interceptions=(("t", 1.0),),
         )
         for number, (start, length, thread, wait_s, inactive_s, parents) in enumerate(drawn)
     ]

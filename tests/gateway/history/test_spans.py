@@ -6,20 +6,21 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.observe.settled_calls import settled_call
 
-from autellix_backend.gateway.history.ended_program import EndedCall
 from autellix_backend.gateway.history.spans import spans
+from autellix_backend.observe.settled_call import SettledCall
 
 # mypy: disallow-untyped-decorators=False
 
 
-def call(finish_s: float = 20.0, **fields: Any) -> EndedCall:
-    defaults: dict[str, Any] = {"call_id": "c", "thread_id": "0", "engine": "e", "outcome": "ok"}
-    return EndedCall(start_s=10.0, finish_s=finish_s, **{**defaults, **fields})
+def call(finish_s: float = 20.0, **fields: Any) -> SettledCall:
+    defaults: dict[str, Any] = {"wait_s": 0.0, "preemptions": 0, "first_token_s": None}
+    return settled_call(began_s=110.0, settled_s=100.0 + finish_s, **{**defaults, **fields})
 
 
-def parts(made: EndedCall) -> list[tuple[str, float, float]]:
-    return [(span.kind.value, span.start_s, span.finish_s) for span in spans(made)]
+def parts(made: SettledCall) -> list[tuple[str, float, float]]:
+    return [(span.kind.value, span.start_s, span.finish_s) for span in spans(made, 100.0)]
 
 
 def test_a_call_is_cut_by_the_report_of_its_engine() -> None:
@@ -47,7 +48,7 @@ def test_a_prefill_may_be_preempted() -> None:
 
 
 def test_a_call_may_leave_while_it_is_preempted() -> None:
-    made = call(runs=((0.0, 2.0),), prefilled_s=1.0, preemptions=1, outcome="aborted")
+    made = call(runs=((0.0, 2.0),), prefilled_s=1.0, preemptions=1)
 
     assert parts(made)[-1] == ("preempted", 12.0, 20.0)
 

@@ -18,8 +18,8 @@ def test_a_recorded_program_keeps_its_times_and_parents() -> None:
     assert ended is not None
     last = program.calls[-1]
     assert ended.duration_s == max((call.start_s or 0) + (call.latency_s or 0) for call in program.calls)
-    [found] = [call for call in ended.calls if call.call_id == str(last.id)]
-    assert (found.thread_id, found.parents, found.start_s) == (last.thread, ("0",), last.start_s)
+    [found] = [call for call in ended.calls if call.start.call_id == str(last.id)]
+    assert (found.start.thread_id, found.start.parents, found.began_s) == (last.thread, ("0",), last.start_s)
 
 
 def test_a_program_without_times_is_left_out() -> None:

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
-from autellix_backend.gateway.history.ended_program import EndedCall, EndedProgram
+from autellix_backend.gateway.history.history import PastProgram
 from autellix_backend.observe.durations import seconds
+from autellix_backend.observe.settled_call import SettledCall
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +46,7 @@ class Spent:
         return sum(self.parts_s.values())
 
 
-def spent(program: EndedProgram) -> Spent:
+def spent(program: PastProgram) -> Spent:
     """Return where the time of a program went.
 
     The critical path is followed backwards from the last answer. The predecessor of a call is the one of its
@@ -53,69 +54,70 @@ def spent(program: EndedProgram) -> Spent:
     """
     path = critical_path(program.calls)
     inactive_s = queue_s = engine_s = tools_s = client_s = 0.0
-    clock_s = 0.0
+    clock_s = program.start_s
     for call in path:
-        gap_s = max(0.0, call.start_s - clock_s)
-        in_tools_s = min(gap_s, sum(seconds_ for _, seconds_ in call.tools))
+        gap_s = max(0.0, call.began_s - clock_s)
+        in_tools_s = min(gap_s, sum(tool_s for _, tool_s in call.start.interceptions))
         tools_s += in_tools_s
         client_s += gap_s - in_tools_s
-        duration_s = call.finish_s - max(clock_s, call.start_s)
-        waited_s = min(duration_s, call.wait_s)
-        of_memory_s = min(waited_s, call.inactive_s)
+        duration_s = call.settled_s - max(clock_s, call.began_s)
+        waited_s = min(duration_s, call.receipt.wait_s)
+        of_memory_s = min(waited_s, call.receipt.inactive_s)
         inactive_s += of_memory_s
         queue_s += waited_s - of_memory_s
         engine_s += duration_s - waited_s
-        clock_s = call.finish_s
+        clock_s = call.settled_s
     return Spent(
         inactive_s=inactive_s,
         queue_s=queue_s,
         engine_s=engine_s,
         tools_s=tools_s,
         client_s=client_s,
-        critical_path=tuple(call.call_id for call in path),
+        critical_path=tuple(call.start.call_id for call in path),
     )
 
 
-def critical_path(calls: Iterable[EndedCall]) -> list[EndedCall]:
+def critical_path(calls: Iterable[SettledCall]) -> list[SettledCall]:
     """Return the chain of calls that ended with the last answer, the first call first."""
-    by_finish = sorted(calls, key=attrgetter("finish_s"))
-    by_id = {call.call_id: call for call in by_finish}
-    by_thread: dict[str, list[EndedCall]] = {}
-    for call in by_finish:
-        by_thread.setdefault(call.thread_id, []).append(call)
-    path: list[EndedCall] = []
+    by_end = sorted(calls, key=attrgetter("settled_s"))
+    by_id = {call.start.call_id: call for call in by_end}
+    by_thread: dict[str, list[SettledCall]] = {}
+    for call in by_end:
+        by_thread.setdefault(call.start.thread_id, []).append(call)
+    path: list[SettledCall] = []
     seen: set[str] = set()
-    following = by_finish[-1] if by_finish else None
+    following = by_end[-1] if by_end else None
     # Calls of zero length may name each other as parents.
-    while following is not None and following.call_id not in seen:
+    while following is not None and following.start.call_id not in seen:
         path.append(following)
-        seen.add(following.call_id)
-        following = _waited_for(following, by_id, by_thread, by_finish)
+        seen.add(following.start.call_id)
+        following = _waited_for(following, by_id, by_thread, by_end)
     return path[::-1]
 
 
 def _waited_for(
-    call: EndedCall,
-    by_id: Mapping[str, EndedCall],
-    by_thread: Mapping[str, Sequence[EndedCall]],
-    by_finish: Sequence[EndedCall],
-) -> EndedCall | None:
+    call: SettledCall,
+    by_id: Mapping[str, SettledCall],
+    by_thread: Mapping[str, Sequence[SettledCall]],
+    by_end: Sequence[SettledCall],
+) -> SettledCall | None:
     """Return the call that this one most likely waited for."""
-    if call.parents == ():
+    parents = call.start.parents
+    if parents == ():
         return None
-    named = [by_id[parent] for parent in call.parents or () if parent in by_id]
-    before = [parent for parent in named if parent.finish_s <= call.start_s]
+    named = [by_id[parent] for parent in parents or () if parent in by_id]
+    before = [parent for parent in named if parent.settled_s <= call.began_s]
     if before:
-        return max(before, key=attrgetter("finish_s"))
-    return _last_before(call.start_s, by_thread[call.thread_id]) or _last_before(call.start_s, by_finish)
+        return max(before, key=attrgetter("settled_s"))
+    return _last_before(call.began_s, by_thread[call.start.thread_id]) or _last_before(call.began_s, by_end)
 
 
-def _last_before(time_s: float, by_finish: Sequence[EndedCall]) -> EndedCall | None:
-    place = bisect_right(by_finish, time_s, key=attrgetter("finish_s"))
-    return by_finish[place - 1] if place else None
+def _last_before(time_s: float, by_end: Sequence[SettledCall]) -> SettledCall | None:
+    place = bisect_right(by_end, time_s, key=attrgetter("settled_s"))
+    return by_end[place - 1] if place else None
 
 
-def spent_text(program: EndedProgram) -> str:
+def spent_text(program: PastProgram) -> str:
     """Return one or two sentences about where a program's time went."""
     parts = spent(program)
     named = [
@@ -135,13 +137,10 @@ def spent_text(program: EndedProgram) -> str:
         text += f": {', '.join(named)}"
     text += f". Its critical path has {len(parts.critical_path)} of them"
     path = set(parts.critical_path)
-    slowest = max((call for call in program.calls if call.call_id in path), key=_length_s, default=None)
-    if slowest is not None and len(program.calls) > 1:
-        text += f", the longest of which, {slowest.call_id}, took {seconds(_length_s(slowest))}"
+    on_path = [call for call in program.calls if call.start.call_id in path]
+    if on_path and len(program.calls) > 1:
+        slowest = max(on_path, key=attrgetter("duration_s"))
+        text += f", the longest of which, {slowest.start.call_id}, took {seconds(slowest.duration_s)}"
     if program.left_out:
         text += f". {program.left_out} calls were too many to keep"
     return text + "."
-
-
-def _length_s(call: EndedCall) -> float:
-    return call.finish_s - call.start_s

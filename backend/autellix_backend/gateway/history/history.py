@@ -6,9 +6,9 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from autellix_backend.gateway.calls.call import GatewayCall
-from autellix_backend.gateway.history.ended_program import EndedCall, EndedProgram, ended_call
 from autellix_backend.observe.settled_call import SettledCall
 
 MAX_AGE_S = 86_400.0
@@ -18,19 +18,52 @@ MAX_CALLS = 4096
 """Calls of one program that are kept; further ones are only counted."""
 
 
-@dataclass(slots=True, eq=False)
-class OpenProgram:
-    """The calls of a program that has not ended."""
+CALL_BYTES = 1600
+"""Approximate memory of a call without its texts."""
+RUN_BYTES = 104
+"""Memory of one of its runs: a pair of floats."""
 
-    tenant: str
-    start_s: float
-    """The arrival of its first call, on the gateway's clock."""
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class PastProgram:
+    """A program with its settled calls, while it lives and after its end."""
+
+    program_id: str
+    """As the backend knows it."""
+    tenant: str = ""
     name: str | None = None
     owner: str | None = None
+    """The owner of its session, where identity is strict."""
+    start_s: float
+    """The arrival of its first call, on the gateway's clock."""
+    began_at_s: float
+    """The arrival of its first call, in seconds since 1970."""
+    ended_at_s: float = 0.0
+    """When it left the process table, in seconds since 1970; 0 while it lives."""
+    calls: list[SettledCall] = field(default_factory=list)
+    """In the order of their arrival once it has ended, until then in that of their settlement."""
     running: int = 0
-    calls: list[EndedCall] = field(default_factory=list)
-    size_bytes: int = 0
+    """Its open calls."""
     left_out: int = 0
+    """Calls that were dropped to bound memory."""
+    size_bytes: int = 0
+    """The approximate memory that counts for it."""
+
+    @property
+    def duration_s(self) -> float:
+        """From its first arrival to its last answer."""
+        return max((call.settled_s for call in self.calls), default=self.start_s) - self.start_s
+
+
+def _size_of(call: SettledCall) -> int:
+    start = call.start
+    texts = (
+        start.call_id,
+        start.thread_id,
+        *(start.parents or ()),
+        *(tool for tool, _ in start.interceptions),
+    )
+    return CALL_BYTES + sum(map(len, texts)) + RUN_BYTES * len(call.runs)
 
 
 class ProgramHistory:
@@ -55,25 +88,25 @@ class ProgramHistory:
         self._max_bytes = max_bytes
         self._clock = clock
         self._wall_clock = wall_clock
-        self._live: dict[str, OpenProgram] = {}
-        self._ended: dict[str, OrderedDict[str, EndedProgram]] = {}
+        self._live: dict[str, PastProgram] = {}
+        self._ended: dict[str, OrderedDict[str, PastProgram]] = {}
         """By tenant; the first to end comes first."""
         self._count = 0
         self._bytes: Counter[str] = Counter()
         """By tenant."""
         self.size_bytes = 0
         """Approximate memory of all of it."""
-        self._on_ended: list[Callable[[EndedProgram], None]] = []
+        self._on_ended: list[Callable[[PastProgram], None]] = []
 
     def __len__(self) -> int:
         """The number of ended programs."""
         return self._count
 
-    def subscribe(self, on_ended: Callable[[EndedProgram], None]) -> None:
+    def subscribe(self, on_ended: Callable[[PastProgram], None]) -> None:
         """Publish each program that ended; `on_ended` must not raise or block."""
         self._on_ended.append(on_ended)
 
-    def keep(self, program: EndedProgram) -> None:
+    def keep(self, program: PastProgram) -> None:
         """Add an ended program, and drop what is beyond the bounds."""
         programs = self._ended.setdefault(program.tenant, OrderedDict())
         if program.program_id in programs:
@@ -81,11 +114,12 @@ class ProgramHistory:
             programs = self._ended.setdefault(program.tenant, OrderedDict())
         programs[program.program_id] = program
         self._count += 1
+        program.size_bytes = CALL_BYTES + len(program.program_id) + sum(map(_size_of, program.calls))
         self._count_bytes(program.tenant, program.size_bytes)
         self._expire()
         self._trim()
 
-    def find(self, program_id: str) -> EndedProgram | None:
+    def find(self, program_id: str) -> PastProgram | None:
         """Return the last ended program of an id."""
         self._expire()
         for programs in self._ended.values():
@@ -93,11 +127,11 @@ class ProgramHistory:
                 return programs[program_id]
         return None
 
-    def living(self, program_id: str) -> OpenProgram | None:
+    def living(self, program_id: str) -> PastProgram | None:
         """Return the settled calls of a program that has not ended."""
         return self._live.get(program_id)
 
-    def programs(self, prefix: str = "") -> Iterator[EndedProgram]:
+    def programs(self, prefix: str = "") -> Iterator[PastProgram]:
         """Iterate over the ended programs whose ids have a prefix, the last to end first."""
         self._expire()
         found = [
@@ -110,10 +144,15 @@ class ProgramHistory:
 
     def on_call_begun(self, call: GatewayCall) -> None:
         """Record that a call of a program began."""
-        program = self._live.get(call.start.program_id)
+        program_id = call.start.program_id
+        program = self._live.get(program_id)
         if program is None:
-            program = OpenProgram(call.tenant.name, call.began_s)
-            self._live[call.start.program_id] = program
+            program = self._live[program_id] = PastProgram(
+                program_id=program_id,
+                tenant=call.tenant.name,
+                start_s=call.began_s,
+                began_at_s=self._wall_clock(),
+            )
         program.name = program.name or call.start.name
         program.owner = program.owner or call.start.owner
         program.running += 1
@@ -127,31 +166,21 @@ class ProgramHistory:
         if len(program.calls) >= MAX_CALLS:
             program.left_out += 1
             return
-        call = ended_call(settled, program.start_s)
-        size_bytes = call.size_bytes
-        program.calls.append(call)
+        size_bytes = _size_of(settled)
+        program.calls.append(settled)
         program.size_bytes += size_bytes
         self._count_bytes(program.tenant, size_bytes)
         self._trim()
 
     def on_program_ended(self, program_id: str) -> None:
         """Keep an ended program, unless a new one with its id has begun."""
-        live = self._live.get(program_id)
-        if live is None or live.running:
+        program = self._live.get(program_id)
+        if program is None or program.running:
             return
         del self._live[program_id]
-        self._count_bytes(live.tenant, -live.size_bytes)
-        now = self._wall_clock()
-        program = EndedProgram(
-            program_id=program_id,
-            tenant=live.tenant,
-            name=live.name,
-            owner=live.owner,
-            began_at_s=now - (self._clock() - live.start_s),
-            ended_at_s=now,
-            calls=tuple(sorted(live.calls, key=lambda call: call.start_s)),
-            left_out=live.left_out,
-        )
+        self._count_bytes(program.tenant, -program.size_bytes)
+        program.ended_at_s = self._wall_clock()
+        program.calls.sort(key=attrgetter("began_s"))
         self.keep(program)
         for on_ended in self._on_ended:
             on_ended(program)
@@ -184,10 +213,10 @@ class ProgramHistory:
             else:
                 self._leave_out(next(self._with_calls(tenant)))
 
-    def _with_calls(self, tenant: str) -> Iterator[OpenProgram]:
+    def _with_calls(self, tenant: str) -> Iterator[PastProgram]:
         return (program for program in self._live.values() if program.tenant == tenant and program.calls)
 
-    def _leave_out(self, program: OpenProgram) -> None:
+    def _leave_out(self, program: PastProgram) -> None:
         self._count_bytes(program.tenant, -program.size_bytes)
         program.left_out += len(program.calls)
         program.calls.clear()

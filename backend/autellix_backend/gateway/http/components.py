@@ -14,8 +14,7 @@ from autellix_backend.gateway.engines.pool import EnginePool
 from autellix_backend.gateway.errors import AdminOnlyError, NotFoundError
 from autellix_backend.gateway.explain.event_feed import EventFeed
 from autellix_backend.gateway.explain.overview import Overview, engine_view
-from autellix_backend.gateway.history.ended_program import EndedProgram
-from autellix_backend.gateway.history.history import ProgramHistory
+from autellix_backend.gateway.history.history import PastProgram, ProgramHistory
 from autellix_backend.gateway.http.fairness import AnswerTurns
 from autellix_backend.gateway.http.origin import is_loopback, names_this_machine
 from autellix_backend.gateway.identity.session_tokens import SessionTokens
@@ -114,7 +113,7 @@ async def _living(program_id: str, viewer: Viewer, store: Store, is_shown: IsSho
     return None
 
 
-async def _ended(program_id: str, viewer: Viewer, history: History, is_shown: IsShown) -> EndedProgram | None:
+async def _ended(program_id: str, viewer: Viewer, history: History, is_shown: IsShown) -> PastProgram | None:
     found = map(history.find, viewer.candidates(program_id))
     return next((program for program in found if program is not None and is_shown(program)), None)
 
@@ -123,7 +122,7 @@ Turn = Annotated[Pauses, Depends(_take_turn, scope="function")]
 """The tenant's turn for a long answer, until it is made; the parameters that follow are read in it."""
 Living = Annotated[ProgramView | None, Depends(_living)]
 """The program in the process table; None if the viewer may see none of this id."""
-Ended = Annotated[EndedProgram | None, Depends(_ended)]
+Ended = Annotated[PastProgram | None, Depends(_ended)]
 """The last program of the id that has ended; None if the viewer may see none."""
 
 

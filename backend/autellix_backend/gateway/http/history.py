@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import math
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from operator import itemgetter
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Query
 from starlette.responses import Response
@@ -14,17 +14,20 @@ from starlette.responses import Response
 from autellix_backend.gateway.errors import InvalidRequestError, NotFoundError
 from autellix_backend.gateway.explain.explanations import CallExplanation
 from autellix_backend.gateway.history.critical_path import Spent, spent, spent_text
-from autellix_backend.gateway.history.ended_program import EndedCall, EndedProgram
+from autellix_backend.gateway.history.history import PastProgram
+from autellix_backend.gateway.history.spans import Span, spans
 from autellix_backend.gateway.http.bodies import json_response
 from autellix_backend.gateway.http.components import Ended, History, IsShown, Turn, Viewer
 from autellix_backend.gateway.http.refusals import refusals
 from autellix_backend.gateway.tenancy.tenants import Tenant
+from autellix_backend.observe.settled_call import Outcome, SettledCall
 from autellix_wire.paths import API_PREFIX
 
 HISTORY_PATH = API_PREFIX + "/history"
 DEFAULT_LIMIT = 200
 MAX_LIMIT = 1000
 ENDED = "ended"
+FINISHED = "finished"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,8 +72,8 @@ class EndedTable:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CallFacts:
-    """Fields of all rows of calls; times count from the program's first arrival, unknown values are null."""
+class TimelineCall:
+    """One call, open or ended; times count from its program's first arrival, unknown values are null."""
 
     call_id: str
     thread_id: str
@@ -78,28 +81,24 @@ class CallFacts:
     tools: tuple[tuple[str, float], ...]
     """Tools that ran at the client before it: name and seconds."""
     engine: str
+    state: str
+    """`finished`, or where it is: `queued`, `waiting`, `running`, `sent`."""
+    outcome: str | None
     start_s: float
+    finish_s: float | None
+    first_token_s: float | None
+    """From its arrival to the first bytes of a streamed answer."""
+    wait_s: float
+    inactive_s: float
+    service_s: float
     level: int | None
     preemptions: int
     prompt_tokens: int | None
     cached_tokens: int | None
     output_tokens: int | None
     estimated: bool
-
-
-_SAME_NAMES = tuple(field.name for field in fields(CallFacts) if field.name != "estimated")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EndedCallRow(CallFacts):
-    """One call of an ended program."""
-
-    outcome: str
-    finish_s: float
-    first_token_s: float | None
-    wait_s: float
-    inactive_s: float
-    service_s: float
+    spans: tuple[Span, ...]
+    """Without gaps, up to its end in the engine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +107,7 @@ class EndedDetail(EndedRow):
 
     text: str
     spent: Spent
-    calls: tuple[EndedCallRow, ...]
+    calls: tuple[TimelineCall, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,16 +160,16 @@ async def show_ended(program_id: str, viewer: Viewer, _turn: Turn, program: Ende
     return await asyncio.to_thread(lambda: json_response(_detail(program, viewer)))
 
 
-def _detail(program: EndedProgram, viewer: Tenant) -> EndedDetail:
+def _detail(program: PastProgram, viewer: Tenant) -> EndedDetail:
     return EndedDetail(
         **asdict(ended_row(program, viewer)),
         text=spent_text(program),
         spent=spent(program),
-        calls=tuple(map(_call_row, program.calls)),
+        calls=tuple(finished_row(call, program.start_s) for call in program.calls),
     )
 
 
-def explain_ended(program: EndedProgram, viewer: Tenant) -> EndedExplanation:
+def explain_ended(program: PastProgram, viewer: Tenant) -> EndedExplanation:
     """Return where the time of an ended program went."""
     return EndedExplanation(
         program_id=viewer.shown(program.program_id),
@@ -181,45 +180,56 @@ def explain_ended(program: EndedProgram, viewer: Tenant) -> EndedExplanation:
     )
 
 
-def ended_row(program: EndedProgram, viewer: Tenant) -> EndedRow:
+def ended_row(program: PastProgram, viewer: Tenant) -> EndedRow:
     """Return an ended program's row, with its id as the viewer knows it."""
     calls = program.calls
+    usages = [usage for call in calls if (usage := call.answer_usage) is not None]
     return EndedRow(
         program_id=viewer.shown(program.program_id),
         name=program.name,
         state=ENDED,
         engines=tuple(dict.fromkeys(call.engine for call in calls)),
-        threads=len({call.thread_id for call in calls}),
+        threads=len({call.start.thread_id for call in calls}),
         finished_calls=len(calls) + program.left_out,
         began_at_s=program.began_at_s,
         ended_at_s=program.ended_at_s,
         duration_s=program.duration_s,
-        wait_s=sum(call.wait_s for call in calls),
-        inactive_s=sum(call.inactive_s for call in calls),
-        service_s=sum(call.service_s for call in calls),
-        preemptions=sum(call.preemptions for call in calls),
-        prompt_tokens=sum(call.prompt_tokens or 0 for call in calls),
-        cached_tokens=sum(call.cached_tokens or 0 for call in calls),
-        output_tokens=sum(call.output_tokens or 0 for call in calls),
-        failed_calls=sum(call.outcome != "ok" for call in calls),
+        wait_s=sum(call.receipt.wait_s for call in calls),
+        inactive_s=sum(call.receipt.inactive_s for call in calls),
+        service_s=sum(call.receipt.service_s for call in calls),
+        preemptions=sum(call.receipt.preemptions or 0 for call in calls),
+        prompt_tokens=sum(usage.prompt_tokens for usage in usages),
+        cached_tokens=sum(usage.cached_tokens or 0 for usage in usages),
+        output_tokens=sum(usage.output_tokens for usage in usages),
+        failed_calls=sum(call.outcome is not Outcome.OK for call in calls),
         left_out=program.left_out,
     )
 
 
-def call_facts(call: EndedCall) -> dict[str, Any]:
-    """Return the fields of `CallFacts` of an ended call."""
-    return {name: getattr(call, name) for name in _SAME_NAMES} | {"estimated": call.is_estimated}
-
-
-def _call_row(call: EndedCall) -> EndedCallRow:
-    return EndedCallRow(
-        **call_facts(call),
+def finished_row(call: SettledCall, origin_s: float) -> TimelineCall:
+    """Return the row of a settled call whose program began at `origin_s`."""
+    start, receipt, usage = call.start, call.receipt, call.answer_usage
+    return TimelineCall(
+        call_id=start.call_id,
+        thread_id=start.thread_id,
+        parents=start.parents,
+        tools=start.interceptions,
+        engine=call.engine,
+        state=FINISHED,
         outcome=call.outcome,
-        finish_s=call.finish_s,
+        start_s=call.began_s - origin_s,
+        finish_s=call.settled_s - origin_s,
         first_token_s=call.first_token_s,
-        wait_s=call.wait_s,
-        inactive_s=call.inactive_s,
-        service_s=call.service_s,
+        wait_s=receipt.wait_s,
+        inactive_s=receipt.inactive_s,
+        service_s=receipt.service_s,
+        level=receipt.level,
+        preemptions=receipt.preemptions or 0,
+        prompt_tokens=usage.prompt_tokens if usage else None,
+        cached_tokens=usage.cached_tokens if usage else None,
+        output_tokens=usage.output_tokens if usage else None,
+        estimated=receipt.estimated,
+        spans=spans(call, origin_s),
     )
 
 

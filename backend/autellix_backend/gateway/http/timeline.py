@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from operator import attrgetter
 
 from fastapi import APIRouter
 from starlette.responses import Response
@@ -13,9 +15,8 @@ from starlette.responses import Response
 from autellix_backend.gateway.calls.call import GatewayCall
 from autellix_backend.gateway.explain.overview import OpenCallState, Overview
 from autellix_backend.gateway.history.critical_path import Spent, spent
-from autellix_backend.gateway.history.ended_program import EndedCall, EndedProgram
-from autellix_backend.gateway.history.history import OpenProgram
-from autellix_backend.gateway.history.spans import Span, SpanKind, spans
+from autellix_backend.gateway.history.history import PastProgram
+from autellix_backend.gateway.history.spans import Span, SpanKind
 from autellix_backend.gateway.http.bodies import json_response
 from autellix_backend.gateway.http.components import (
     CurrentOverview,
@@ -26,26 +27,15 @@ from autellix_backend.gateway.http.components import (
     Viewer,
     unknown_program,
 )
-from autellix_backend.gateway.http.history import ENDED, CallFacts, call_facts
+from autellix_backend.gateway.http.history import ENDED, TimelineCall, finished_row
 from autellix_backend.gateway.http.programs import ONE_PROGRAM
 from autellix_backend.gateway.http.refusals import refusals
+from autellix_backend.observe.settled_call import Outcome, SettledCall
+from autellix_backend.reports.receipt import Receipt
 from autellix_backend.stores.base import ProgramView
 
-FINISHED = "finished"
 MAX_OPEN_CALLS = 1024
 """The most open calls of one program that are shown, oldest first."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimelineCall(CallFacts):
-    """One call, while it is open or after it ended."""
-
-    state: str
-    """`finished`, or where it is: `queued`, `waiting`, `running`, `sent`."""
-    outcome: str | None
-    finish_s: float | None
-    spans: tuple[Span, ...]
-    """Without gaps, up to its end in the engine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,8 +74,8 @@ async def show_timeline(
     open_rows: tuple[TimelineCall, ...] = ()
     if view is not None:
         state = overview.program_state(view)
-        living = history.living(view.program_id)
-        program, open_rows = living_program(view, living, overview, wall_s=time.time())
+        recorded = history.living(view.program_id)
+        program, open_rows = living_program(view, recorded, overview, wall_s=time.time())
     if program is None:
         raise unknown_program(program_id)
     shown_id = viewer.shown(program.program_id)
@@ -94,7 +84,7 @@ async def show_timeline(
 
 
 def timeline_of(
-    program: EndedProgram, shown_id: str, state: str = ENDED, open_rows: tuple[TimelineCall, ...] = ()
+    program: PastProgram, shown_id: str, state: str = ENDED, open_rows: tuple[TimelineCall, ...] = ()
 ) -> ProgramTimeline:
     """Return the timeline of a program.
 
@@ -113,61 +103,76 @@ def timeline_of(
         duration_s=program.duration_s,
         left_out=program.left_out,
         spent=spent(program),
-        calls=(*map(_finished_row, finished), *open_rows),
+        calls=(*(finished_row(call, program.start_s) for call in finished), *open_rows),
     )
 
 
 def living_program(
-    view: ProgramView, living: OpenProgram | None, overview: Overview, *, wall_s: float
-) -> tuple[EndedProgram, tuple[TimelineCall, ...]]:
+    view: ProgramView, recorded: PastProgram | None, overview: Overview, *, wall_s: float
+) -> tuple[PastProgram, tuple[TimelineCall, ...]]:
     """Return a program of the process table as if it ended at this moment, and the rows of its open calls.
 
     Args:
         view: The program.
-        living: Its settled calls; None if the history is off, or another gateway served them.
+        recorded: Its settled calls; None if the history is off, or another gateway served them.
         overview: The open calls and engines of the moment.
         wall_s: The moment in seconds since 1970.
     """
-    origin_s = view.first_arrival_s if living is None else living.start_s
-    finished = [] if living is None else sorted(living.calls, key=lambda call: call.start_s)
+    origin_s = view.first_arrival_s if recorded is None else recorded.start_s
+    finished = [] if recorded is None else sorted(recorded.calls, key=attrgetter("began_s"))
     opened = overview.calls_of(view.program_id)
-    shown = opened[:MAX_OPEN_CALLS]
-    program = EndedProgram(
+    rows = tuple(_open_row(call, overview, origin_s) for call in opened[:MAX_OPEN_CALLS])
+    program = PastProgram(
         program_id=view.program_id,
         name=view.name,
+        start_s=origin_s,
         began_at_s=wall_s - (overview.now - origin_s),
-        ended_at_s=wall_s,
-        calls=(*finished, *(_as_ended(call, overview, origin_s) for call in shown)),
-        left_out=(0 if living is None else living.left_out) + len(opened) - len(shown),
+        calls=[*finished, *map(partial(_as_settled, now=overview.now), opened, rows)],
+        left_out=(0 if recorded is None else recorded.left_out) + len(opened) - len(rows),
     )
-    return program, tuple(_open_row(call, overview, origin_s) for call in shown)
-
-
-def _finished_row(call: EndedCall) -> TimelineCall:
-    return TimelineCall(
-        **call_facts(call),
-        state=FINISHED,
-        outcome=call.outcome,
-        finish_s=call.finish_s,
-        spans=spans(call),
-    )
+    return program, rows
 
 
 def _open_row(call: GatewayCall, overview: Overview, origin_s: float) -> TimelineCall:
-    entry = overview.in_engine(call)
+    start, entry, parts = call.start, overview.in_engine(call), open_spans(call, overview, origin_s)
     return TimelineCall(
-        **_identity(call, origin_s),
+        call_id=start.call_id,
+        thread_id=start.thread_id,
+        parents=start.parents,
+        tools=start.interceptions,
+        engine=call.engine,
         state=overview.call_state(call),
         outcome=None,
+        start_s=call.began_s - origin_s,
         finish_s=None,
-        spans=open_spans(call, overview, origin_s),
+        first_token_s=None if call.first_bytes_s is None else call.first_bytes_s - call.began_s,
+        wait_s=_total_s(parts, SpanKind.WAITING, SpanKind.INACTIVE, SpanKind.PREEMPTED),
+        inactive_s=_total_s(parts, SpanKind.INACTIVE),
+        service_s=0.0 if entry is None else entry.service_s,
         level=call.level if entry is None else entry.level,
         preemptions=0 if entry is None else entry.preemptions,
         prompt_tokens=None,
         cached_tokens=None,
         output_tokens=call.streamed_events or None,
         estimated=True,
+        spans=parts,
     )
+
+
+def _total_s(parts: Iterable[Span], *kinds: SpanKind) -> float:
+    return sum(part.finish_s - part.start_s for part in parts if part.kind in kinds)
+
+
+def _as_settled(call: GatewayCall, row: TimelineCall, *, now: float) -> SettledCall:
+    """Return an open call as if it ended at this moment."""
+    receipt = Receipt(
+        call_id=row.call_id,
+        program_id=call.shown_program,
+        wait_s=row.wait_s,
+        inactive_s=row.inactive_s,
+        service_s=row.service_s,
+    )
+    return call.settled(receipt, Outcome.ABORTED, now, ended_at_s=0.0)
 
 
 def open_spans(call: GatewayCall, overview: Overview, origin_s: float) -> tuple[Span, ...]:
@@ -202,27 +207,3 @@ def open_spans(call: GatewayCall, overview: Overview, origin_s: float) -> tuple[
             found.append(Span(kind=kind, start_s=clock_s, finish_s=end_s))
         clock_s = end_s
     return tuple(found)
-
-
-def _as_ended(call: GatewayCall, overview: Overview, origin_s: float) -> EndedCall:
-    """Return an open call as if it ended at this moment."""
-    parts = open_spans(call, overview, origin_s)
-    waits = {SpanKind.WAITING, SpanKind.INACTIVE, SpanKind.PREEMPTED}
-    return EndedCall(
-        **_identity(call, origin_s),
-        outcome=overview.call_state(call),
-        finish_s=overview.now - origin_s,
-        wait_s=sum(part.finish_s - part.start_s for part in parts if part.kind in waits),
-        inactive_s=sum(part.finish_s - part.start_s for part in parts if part.kind is SpanKind.INACTIVE),
-    )
-
-
-def _identity(call: GatewayCall, origin_s: float) -> dict[str, Any]:
-    return {
-        "call_id": call.start.call_id,
-        "thread_id": call.start.thread_id,
-        "parents": call.start.parents,
-        "tools": call.start.interceptions,
-        "engine": call.engine,
-        "start_s": call.began_s - origin_s,
-    }
