@@ -73,6 +73,20 @@ class RedisServer:
         self._process.send_signal(signal.SIGCONT)
 
 
+class SentinelServer(RedisServer):
+    """A Sentinel that watches one master, as the service `table`, and fails over to its replica."""
+
+    def __init__(self, program: str, folder: Path, master_port: int) -> None:
+        super().__init__(program, folder)
+        self.url = f"redis+sentinel://127.0.0.1:1,127.0.0.1:{self.port}/table"
+        file = folder / "sentinel.conf"
+        file.write_text(
+            f"port {self.port}\nbind 127.0.0.1\nsentinel monitor table 127.0.0.1 {master_port} 1\n"
+            "sentinel down-after-milliseconds table 200\n"
+        )
+        self._command = [program, str(file), "--sentinel"]
+
+
 def own_all_slots(server: RedisServer) -> None:
     """Make a cluster of this server alone."""
     with Redis.from_url(server.url) as client:

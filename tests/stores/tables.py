@@ -70,7 +70,7 @@ class Table:
             for store in self._opened:
                 await store.close()
 
-    def _make(self, policy: str, **options: Any) -> ProgramStore:
+    def _make(self, policy: str, **options: Any) -> Any:
         rule = make_policy(policy)
         memory = MemoryStore(rule, program_idle_s=IDLE_S, session_ttl_s=SESSION_TTL_S)
         if self._kind == "memory":

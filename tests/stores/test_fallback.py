@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.redis_server import RedisServer
+from redis import Redis
+from tests.redis_server import RedisServer, SentinelServer
 from tests.stores.relay import Relay, relaying
 from tests.stores.tables import LEASE_S, Table, all_programs, check, end, start
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, until
 
 from autellix_backend.core.errors import UnknownCallError
 from autellix_backend.stores.base import Counts
@@ -278,6 +279,44 @@ def test_a_table_that_comes_back_empty_is_filled_anew(redis_program: str, tmp_pa
         table.run(main())
     finally:
         server.stop()
+
+
+def test_after_a_failover_the_new_master_is_joined(redis_program: str, tmp_path: Path) -> None:
+    """Sentinel names the master; what its replica had received is still there."""
+    for name in ("master", "replica", "sentinel"):
+        (tmp_path / name).mkdir()
+    master = RedisServer(redis_program, tmp_path / "master")
+    replica = RedisServer(redis_program, tmp_path / "replica", "--replicaof", "127.0.0.1", str(master.port))
+    sentinel = SentinelServer(redis_program, tmp_path / "sentinel", master.port)
+    table = Table("fallback", sentinel.url)
+
+    async def main() -> None:
+        store = await table.open()
+        assert store.failure() is None
+        await store.begin(start("a"), 0.0)
+        await store.settle(end("a", 2.0), 1.0)
+        with Redis.from_url(master.url) as client:
+            assert client.wait(1, int(1000 * PATIENCE_S)) == 1
+        await until(lambda: knows_a_replica(sentinel.port))
+        master.stop()
+        await store.begin(start("alone"), 2.0)
+        await store.settle(end("alone", 1.0), 3.0)
+        await returned(store, 4.0)
+        assert (await store.begin(start("b"), 5.0)).service_s == 2.0
+
+    servers = (master, replica, sentinel)
+    try:
+        for server in servers:
+            server.start()
+        table.run(main())
+    finally:
+        for server in servers:
+            server.stop()
+
+
+def knows_a_replica(sentinel_port: int) -> bool:
+    with Redis(port=sentinel_port) as client:
+        return bool(client.sentinel_slaves("table"))
 
 
 def test_a_gateway_that_starts_without_the_table_works_and_joins_later(

@@ -236,7 +236,8 @@ class StoreSettings:
 
     url: StoreUrl = MEMORY_URL
     """process table: `memory://`, or a Redis or Valkey that gateways share, as
-    `redis://USER:PASSWORD@HOST:PORT/DB`, `rediss://…` (TLS) or `unix://…`"""
+    `redis://USER:PASSWORD@HOST:PORT/DB`, `rediss://…` (TLS), `unix://…`, or
+    `redis+sentinel://HOST:PORT,HOST:PORT/SERVICE` for the master that Sentinels name"""
     key_prefix: KeyPrefix = "autellix"
     """prefix of all keys, in braces; gateways with the same prefix share one table"""
     timeout_ms: Annotated[PositiveInt, FIXED] = 1000

@@ -18,7 +18,7 @@ from autellix_backend.settings.secrets import HIDDEN, hidden_arguments, is_http_
 MAX_PORT = 65535
 ANY_CLUSTER = "auto"
 MEMORY_URL = "memory://"
-REDIS_SCHEMES = ("redis", "rediss", "unix")
+REDIS_SCHEMES = ("redis", "rediss", "unix", "redis+sentinel")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ RayAddress = Annotated[
 StoreUrl = Annotated[
     str,
     check(
-        "memory://, redis://…, rediss://… or unix://…",
+        "memory://, redis://…, rediss://…, unix://… or redis+sentinel://…",
         lambda url: url == MEMORY_URL or urlsplit(url).scheme in REDIS_SCHEMES,
     ),
     shown_as(without_password),

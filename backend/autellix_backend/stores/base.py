@@ -251,8 +251,6 @@ class ProgramStore(Protocol):
     ) -> ProgramPage:
         """Return some programs: those with running calls first, each in order of arrival.
 
-        The work for one page is bounded, however many programs there are.
-
         Args:
             prefix: The beginning of their ids.
             is_active: Only programs with running calls, or only those without; None means both.
@@ -266,10 +264,6 @@ class ProgramStore(Protocol):
 
     async def counts(self) -> Counts:
         """Return how much the store holds."""
-
-    async def recent_ends(self) -> list[ProgramEnd]:
-        """Return the programs that ended before this gateway started, as far as the store remembers them."""
-        ...
 
     def subscribe(self, on_end: Callable[[ProgramEnd], None]) -> None:
         """Call `on_end` with each program that ends, once, when its last running call has ended.

@@ -14,7 +14,8 @@ LEASE_S = 15.0
 """How long a gateway may be silent before the others count its running calls as lost. It renews its lease
 once a second, and must keep it over a moment without CPU time."""
 REDIS_URL = (
-    "redis://USER:PASSWORD@HOST:PORT/DB, rediss://… (TLS) or unix://…, with the password percent-encoded"
+    "redis://USER:PASSWORD@HOST:PORT/DB, rediss://… (TLS), unix://… or redis+sentinel://HOST:PORT,…/SERVICE, "
+    "with the password percent-encoded"
 )
 
 

@@ -20,7 +20,6 @@ from autellix_backend.stores.base import (
     Inherited,
     ProgramEnd,
     ProgramPage,
-    ProgramStore,
     ProgramView,
     Reaped,
     StoreUnavailableError,
@@ -38,13 +37,14 @@ MAX_LATE = 10_000
 T = TypeVar("T")
 
 
-class FallbackStore:
+class FallbackStore(EndFeed):
     """A ProgramStore that keeps answering while the shared one does not."""
 
     def __init__(
         self, shared: RedisStore, memory: MemoryStore, *, on_fallback: Callable[[], None] = lambda: None
     ) -> None:
         """Join the two; `on_fallback` is called for each operation that memory answers."""
+        super().__init__()
         self._shared = shared
         self._memory = memory
         self._on_fallback = on_fallback
@@ -57,7 +57,6 @@ class FallbackStore:
         """The ends that the shared table has missed."""
         self._shared_programs: set[str] = set()
         """Programs with calls of this gateway in the shared table."""
-        self._ends = EndFeed()
         shared.subscribe(self._left_shared)
         memory.subscribe(self._left_memory)
 
@@ -183,15 +182,7 @@ class FallbackStore:
         """Count programs, sessions and running calls."""
         return await self._ask(lambda store: store.counts())
 
-    async def recent_ends(self) -> list[ProgramEnd]:
-        """Return the latest ends of the shared table, none if it cannot be used."""
-        return await self._ask(lambda store: store.recent_ends())
-
-    def subscribe(self, on_end: Callable[[ProgramEnd], None]) -> None:
-        """Publish the ends of programs, whichever gateway ended them."""
-        self._ends.subscribe(on_end)
-
-    async def _ask(self, ask: Callable[[ProgramStore], Awaitable[T]]) -> T:
+    async def _ask(self, ask: Callable[[RedisStore | MemoryStore], Awaitable[T]]) -> T:
         """Return the answer of the shared table, or that of memory."""
         if self._problem is None:
             try:
@@ -221,7 +212,7 @@ class FallbackStore:
         self._late.clear()
         programs, self._shared_programs = self._shared_programs, set()
         for program_id in programs:
-            self._ends.publish(ProgramEnd(program_id=program_id))
+            self.publish(ProgramEnd(program_id=program_id))
 
     def _give_up(self, error: StoreUnavailableError) -> None:
         """Stop asking the shared table after an error, unless it concerns a single request."""
@@ -259,9 +250,9 @@ class FallbackStore:
 
     def _left_shared(self, end: ProgramEnd) -> None:
         self._shared_programs.discard(end.program_id)
-        self._ends.publish(end)
+        self.publish(end)
 
     def _left_memory(self, end: ProgramEnd) -> None:
         # What goes on in the shared table has not ended.
         if self._problem is not None or end.program_id not in self._shared_programs:
-            self._ends.publish(end)
+            self.publish(end)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import islice
 
 from msgspec.structs import replace
 
@@ -27,13 +27,11 @@ from autellix_backend.stores.base import (
     tenant_of,
 )
 from autellix_backend.stores.ends import EndFeed
-from autellix_backend.stores.listing import ArrivalOrder, ListingPlace
+from autellix_backend.stores.listing import ListingPlace
 
 MAX_FLAGS = 8
 HISTORY_CALLS = 512
 """Finished calls that a program's history keeps."""
-MAX_PASSED = 5000
-"""The most programs that one page looks at, whether it shows them or not."""
 
 
 @dataclass(slots=True)
@@ -42,29 +40,32 @@ class _Entry:
 
     view: ProgramView
     """The view of the entry, without the values that the process table has."""
+    number: int
+    """The number of its arrival."""
     running: dict[str, StoredCall] = field(default_factory=dict)
     history: deque[StoredCall] = field(default_factory=lambda: deque(maxlen=HISTORY_CALLS))
     whole: Hint | None = None
     """The client's last hint, converted to the program as a whole."""
 
 
-class MemoryStore:
+class MemoryStore(EndFeed):
     """A ProgramStore over `core.table`; no method awaits anything, so each is atomic."""
 
     def __init__(self, policy: Policy, *, program_idle_s: float, session_ttl_s: float) -> None:
+        super().__init__()
         self._policy = policy
         self._program_idle_s = program_idle_s
         self._session_ttl_s = session_ttl_s
         self._table = ProcessTable()
         self._estimator = SizeEstimator()
+        # In order of arrival.
         self._entries: dict[str, _Entry] = {}
-        self._order = ArrivalOrder()
+        self._arrivals = 0
         self._active_calls = 0
         # The last heartbeat of each session, the earliest first.
         self._heartbeats: dict[str, float] = {}
         self._owners: dict[str, str] = {}
         self._programs_of: dict[str, dict[str, None]] = {}
-        self._ends = EndFeed()
 
     async def open(self) -> None:
         """Do nothing."""
@@ -84,8 +85,8 @@ class MemoryStore:
         program = self._table.begin(call.program_id, call.key, now, thread_id=call.thread_id)
         if entry is None:
             view = ProgramView(program_id=call.program_id, first_arrival_s=now, last_event_s=now)
-            entry = self._entries[call.program_id] = _Entry(view)
-            self._order.add(call.program_id)
+            self._arrivals += 1
+            entry = self._entries[call.program_id] = _Entry(view, self._arrivals)
         self._active_calls += 1
         entry.running[call.key] = StoredCall(start=call, start_s=now)
         self._note_start(entry.view, call)
@@ -237,22 +238,18 @@ class MemoryStore:
         self, *, prefix: str = "", is_active: bool | None = None, after: str | None = None, limit: int
     ) -> ProgramPage:
         """Return some programs without their calls."""
-        place: ListingPlace | None = ListingPlace.read(after, is_active=is_active)
-        shown: list[ProgramView] = []
-        passed = 0
-        while place is not None:
-            for number, program_id in self._order.after(place.number):
-                if passed == MAX_PASSED:
-                    return ProgramPage(programs=shown, cursor=place.cursor)
-                entry = self._entries[program_id]
-                if bool(entry.running) is place.is_active and program_id.startswith(prefix):
-                    if len(shown) == limit:
-                        return ProgramPage(programs=shown, cursor=place.cursor)
-                    shown.append(_view(self._table[program_id], entry))
-                passed += 1
-                place = ListingPlace(place.is_active, number)
-            place = place.next_kind(is_active=is_active)
-        return ProgramPage(programs=shown, cursor=None)
+        last = ListingPlace.read(after, is_active=is_active)
+        listed = (
+            (ListingPlace(is_idle, entry.number), program_id)
+            for is_idle in (False, True)
+            if is_active is not is_idle
+            for program_id, entry in self._entries.items()
+            if is_idle is not bool(entry.running) and program_id.startswith(prefix)
+        )
+        # One more than is shown, to know whether any follow.
+        found = list(islice((each for each in listed if each[0] > last), limit + 1))
+        shown = [_view(self._table[program_id], self._entries[program_id]) for _, program_id in found[:limit]]
+        return ProgramPage(programs=shown, cursor=found[limit - 1][0].cursor if len(found) > limit else None)
 
     async def counts(self) -> Counts:
         """Count programs, sessions and running calls."""
@@ -260,20 +257,11 @@ class MemoryStore:
             programs=len(self._table), sessions=len(self._heartbeats), active_calls=self._active_calls
         )
 
-    async def recent_ends(self) -> list[ProgramEnd]:
-        """Return nothing: no program ended before this store was made."""
-        return []
-
-    def subscribe(self, on_end: Callable[[ProgramEnd], None]) -> None:
-        """Publish the ends of programs."""
-        self._ends.subscribe(on_end)
-
     def check(self) -> None:
         """Assert that the table, the entries and the session index agree."""
         self._table.check()
         rows = {program.program_id: program for program in self._table.programs()}
         assert rows.keys() == self._entries.keys(), (rows.keys(), self._entries.keys())
-        assert [name for _, name in self._order.after(0)] == list(self._entries)
         assert self._active_calls == sum(len(entry.running) for entry in self._entries.values())
         for program_id, entry in self._entries.items():
             assert rows[program_id].active_calls.keys() == entry.running.keys(), program_id
@@ -324,18 +312,11 @@ class MemoryStore:
         if program_id in self._table:
             return
         view = self._entries.pop(program_id).view
-        self._order.remove(program_id)
         if self._policy.sizes_programs and view.finished_calls and view.name:
             self._estimator.observe_program(tenant_of(view.class_id), view.name, view.total_service_s)
         for session_id in view.session_ids:
             self._remove_from_session(program_id, session_id)
-        self._ends.publish(
-            ProgramEnd(
-                program_id=program_id,
-                class_id=view.class_id,
-                work=view.work,
-            )
-        )
+        self.publish(ProgramEnd(program_id=program_id, class_id=view.class_id, work=view.work))
 
 
 def _view(program: Program, entry: _Entry, calls: tuple[StoredCall, ...] = ()) -> ProgramView:

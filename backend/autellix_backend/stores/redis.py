@@ -35,7 +35,7 @@ from autellix_backend.stores.base import (
 )
 from autellix_backend.stores.listing import ListingPlace
 from autellix_backend.stores.memory import HISTORY_CALLS, MAX_FLAGS
-from autellix_backend.stores.redis_ends import NO_EVENT, EndStream, decode_end
+from autellix_backend.stores.redis_ends import EndStream
 from autellix_backend.stores.redis_records import (
     KnownProgram,
     decode_view,
@@ -120,10 +120,6 @@ class RedisStore:
             pass
         finally:
             await self._scripts.close()
-
-    def failure(self) -> str | None:
-        """Return None: this store raises instead."""
-        return None
 
     async def begin(self, call: CallStart, now: float) -> Inherited:
         """Add a running call."""
@@ -260,32 +256,21 @@ class RedisStore:
         self, place: ListingPlace, prefix: str, *, is_active: bool | None
     ) -> tuple[list[tuple[ListingPlace, str]], ListingPlace | None]:
         """Return the next names behind a place, and the place behind which to go on; None at the end."""
-        kind = "active" if place.is_active else "idle"
+        kind = "idle" if place.is_idle else "active"
         last, names = await self._scripts.run("page", self._gateway, kind, place.number, MAX_NAMES, prefix)
         found = [
-            (ListingPlace(place.is_active, int(number)), name.decode())
+            (ListingPlace(place.is_idle, int(number)), name.decode())
             for name, number in zip(names[::2], names[1::2], strict=True)
         ]
         if last:
-            return found, ListingPlace(place.is_active, int(last))
-        return found, place.next_kind(is_active=is_active)
+            return found, ListingPlace(place.is_idle, int(last))
+        is_over = place.is_idle or is_active is True
+        return found, None if is_over else ListingPlace(is_idle=True, number=0)
 
     async def counts(self) -> Counts:
         """Count programs, sessions and running calls."""
         programs, sessions, active_calls = await self._scripts.run("counts", self._gateway)
         return Counts(programs=programs, sessions=sessions, active_calls=active_calls)
-
-    async def recent_ends(self) -> list[ProgramEnd]:
-        """Return the latest programs that ended before this gateway joined, oldest first."""
-        ends: list[ProgramEnd] = []
-        after = NO_EVENT.encode()
-        is_full = True
-        while is_full:
-            events = await self._scripts.run("ends", self._gateway, after, self._ends.last_event, MAX_REAPED)
-            ends += [decode_end(*fields[1::2]) for _, fields in events]
-            is_full = len(events) == MAX_REAPED
-            after = events[-1][0] if events else after
-        return ends
 
     def subscribe(self, on_end: Callable[[ProgramEnd], None]) -> None:
         """Publish the ends of programs, whichever gateway ended them."""

@@ -6,9 +6,11 @@ import asyncio
 import contextlib
 from importlib import resources
 from typing import Any, cast
+from urllib.parse import urlsplit, urlunsplit
 
 from redis.asyncio import ConnectionPool, Redis
 from redis.asyncio.retry import Retry
+from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool
 from redis.backoff import NoBackoff
 from redis.commands.core import AsyncScript
 from redis.exceptions import RedisError
@@ -17,6 +19,7 @@ from autellix_backend.stores.base import StoreUnavailableError
 
 MAX_CONNECTIONS = 16
 """Further operations wait for one of these: Redis runs one script at a time."""
+SENTINEL = "redis+sentinel://"
 NOT_MEMBER = "NOTMEMBER"
 _SERVER_STATES = (
     *("OOM", "READONLY", "MISCONF", "LOADING", "MASTERDOWN", "CLUSTERDOWN", "NOREPLICAS", "BUSY"),
@@ -81,20 +84,23 @@ class RedisScripts:
     async def close(self) -> None:
         """Drop all connections and wait until they are closed."""
         await self.disconnect()
+        if isinstance(self._pool, SentinelConnectionPool):
+            for sentinel in self._pool.sentinel_manager.sentinels:
+                await sentinel.aclose()
 
 
 def _make_pool(url: str, timeout_s: float) -> ConnectionPool:
+    options = {
+        "max_connections": MAX_CONNECTIONS,
+        "socket_connect_timeout": timeout_s,
+        # The timeout of each script is that of its answer, too.
+        "socket_timeout": None,
+        # A second attempt of a start or an end would find that of the first.
+        "retry": Retry(NoBackoff(), 0),
+        "protocol": 2,
+    }
     try:
-        pool: Any = ConnectionPool.from_url(
-            url,
-            max_connections=MAX_CONNECTIONS,
-            socket_connect_timeout=timeout_s,
-            # The timeout of each script is that of its answer, too.
-            socket_timeout=None,
-            # A second attempt of a start or an end would find that of the first.
-            retry=Retry(NoBackoff(), 0),
-            protocol=2,
-        )
+        pool: Any = (_master_pool if url.startswith(SENTINEL) else ConnectionPool.from_url)(url, **options)
         # Options are read here.
         pool.make_connection()
     except (TypeError, RedisError) as error:
@@ -103,6 +109,22 @@ def _make_pool(url: str, timeout_s: float) -> ConnectionPool:
         # Its words may show a password that is not percent-encoded.
         raise ValueError("has a port or an option that is no number") from None
     return cast(ConnectionPool, pool)
+
+
+def _master_pool(url: str, **options: Any) -> SentinelConnectionPool:
+    """Return connections to the master of `redis+sentinel://USER:PASSWORD@HOST:PORT,HOST:PORT/SERVICE/DB`."""
+    parts = urlsplit(url)
+    credentials, at, hosts = parts.netloc.rpartition("@")
+    service, _, database = parts.path.strip("/").partition("/")
+    addresses = [(host, int(port)) for host, _, port in (each.rpartition(":") for each in hosts.split(","))]
+    timeout_s = options["socket_connect_timeout"]
+    make: Any = Sentinel
+    sentinel = make(addresses, socket_connect_timeout=timeout_s, socket_timeout=timeout_s)
+    master = urlunsplit(("redis", f"{credentials}{at}master", f"/{database}", parts.query, ""))
+    pool: Any = SentinelConnectionPool.from_url(
+        master, service_name=service, sentinel_manager=sentinel, **options
+    )
+    return cast(SentinelConnectionPool, pool)
 
 
 def _text(name: str) -> str:
