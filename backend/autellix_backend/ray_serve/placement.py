@@ -105,7 +105,7 @@ def read_call(args: Sequence[object], session_id: str = "") -> ServedCall:
     except InvalidIdError:
         # The engine, or a gateway, rejects it; here it has no program.
         return ServedCall(program_id=None, prompt_tokens=_prompt_tokens(args, headers))
-    program_id = aliases.program.value if aliases.program is not None else session_id or None
+    program_id = aliases.program or session_id or None
     return ServedCall(
         program_id=program_id, prompt_tokens=_prompt_tokens(args, headers), is_final=aliases.final is not None
     )

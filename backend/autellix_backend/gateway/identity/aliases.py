@@ -164,27 +164,22 @@ PROGRAM_SOURCES: tuple[str, ...] = (
 """The values of `X-Autellix-Identity-Source`."""
 
 
-class AliasMatch(msgspec.Struct, frozen=True):
-    """An id and the alias that it was sent under."""
-
-    alias: Alias
-    value: str
-
-
 class ResolvedAliases(msgspec.Struct, frozen=True, kw_only=True):
     """The ids that a request names, by the table's precedence."""
 
-    program: AliasMatch | None
-    parent: str | None
+    program: str | None = None
+    named_by: Alias | None = None
+    """The alias that names the program."""
+    parent: str | None = None
     """Only from the program's own client."""
-    thread: str | None
-    agent: str | None
+    thread: str | None = None
+    agent: str | None = None
     """A sub-agent of the program; or the program itself, if its main agent has an id too."""
-    final: Alias | None
+    final: Alias | None = None
     """The alias that marks this call as the last one, if any."""
-    conflicts: tuple[tuple[str, str], ...]
+    conflicts: tuple[tuple[str, str], ...] = ()
     """Pairs of sources (kept, dropped) that name different programs."""
-    malformed: tuple[str, ...]
+    malformed: tuple[str, ...] = ()
     """Sources whose values are unusable."""
 
 
@@ -197,7 +192,7 @@ def resolve_aliases(headers: Mapping[str, str], fields: Fields) -> ResolvedAlias
     present = _present_aliases(headers, fields)
     if not present:
         return _NO_ALIASES
-    matches: list[AliasMatch] = []
+    matches: list[tuple[Alias, str]] = []
     malformed: list[str] = []
     for _, alias in present:
         try:
@@ -206,16 +201,19 @@ def resolve_aliases(headers: Mapping[str, str], fields: Fields) -> ResolvedAlias
             malformed.append(alias.source)
             continue
         if value is not None:
-            matches.append(AliasMatch(alias, value))
-    first = {match.alias.field: match for match in reversed(matches)}
-    program, final = first.get(_PROGRAM), first.get(_FINAL)
+            matches.append((alias, value))
+    first: dict[AliasField, tuple[Alias, str] | tuple[None, None]]
+    first = {match[0].field: match for match in reversed(matches)}
+    named_by, program = first.get(_PROGRAM, _NO_MATCH)
+    final, is_final = first.get(_FINAL, _NO_MATCH)
     return ResolvedAliases(
         program=program,
-        parent=_parent_of(program, matches),
-        thread=_value(first.get(_THREAD)),
-        agent=_value(first.get(_AGENT)),
-        final=final.alias if final is not None and final.value == _YES else None,
-        conflicts=_conflicts([match for match in matches if match.alias.field is _PROGRAM]),
+        named_by=named_by,
+        parent=_parent_of(named_by, matches),
+        thread=first.get(_THREAD, _NO_MATCH)[1],
+        agent=first.get(_AGENT, _NO_MATCH)[1],
+        final=final if is_final == _YES else None,
+        conflicts=_conflicts([match for match in matches if match[0].field is _PROGRAM]),
         malformed=tuple(malformed),
     )
 
@@ -236,9 +234,8 @@ _BY_FIELD = {
     name: tuple((place, alias) for place, alias in enumerate(ALIASES) if alias.path[:1] == (name,))
     for name in {alias.path[0] for alias in ALIASES if alias.path}
 }
-_NO_ALIASES = ResolvedAliases(
-    program=None, parent=None, thread=None, agent=None, final=None, conflicts=(), malformed=()
-)
+_NO_ALIASES = ResolvedAliases()
+_NO_MATCH = (None, None)
 _YES = "true"
 _TRUTHS = {"true": _YES, "1": _YES, "yes": _YES, "on": _YES, "false": "", "0": "", "no": "", "off": ""}
 
@@ -304,28 +301,22 @@ def _field_of(raw: msgspec.Raw, name: str) -> msgspec.Raw | None:
     return decoded_or({}, _object_decoder, raw, MAX_SCALAR_BYTES).get(name)
 
 
-def _value(match: AliasMatch | None) -> str | None:
-    return None if match is None else match.value
-
-
-def _parent_of(program: AliasMatch | None, matches: list[AliasMatch]) -> str | None:
-    if program is None:
+def _parent_of(named_by: Alias | None, matches: list[tuple[Alias, str]]) -> str | None:
+    if named_by is None:
         return None
-    parents = (match for match in matches if match.alias.field is AliasField.PARENT)
-    return next((match.value for match in parents if match.alias.client == program.alias.client), None)
+    parents = ((alias, value) for alias, value in matches if alias.field is AliasField.PARENT)
+    return next((value for alias, value in parents if alias.client == named_by.client), None)
 
 
-def _conflicts(programs: list[AliasMatch]) -> tuple[tuple[str, str], ...]:
+def _conflicts(programs: list[tuple[Alias, str]]) -> tuple[tuple[str, str], ...]:
     # Ids of queues and caches are not meant to agree with the others.
     if len(programs) < 2:
         return ()
-    kept = programs[0]
+    (kept, kept_id), *others = programs
     return tuple(
-        (kept.alias.source, other.alias.source)
-        for other in programs[1:]
-        if other.value != kept.value
-        and other.alias.client != kept.alias.client
-        and other.alias.tier is not Tier.FLOW
+        (kept.source, other.source)
+        for other, other_id in others
+        if other_id != kept_id and other.client != kept.client and other.tier is not Tier.FLOW
     )
 
 

@@ -20,7 +20,6 @@ from autellix_backend.gateway.identity.aliases import (
     CONTENT_CHAIN,
     FOREIGN_TOKEN,
     AliasField,
-    AliasMatch,
     Fields,
     ResolvedAliases,
     Tier,
@@ -96,17 +95,17 @@ def read_identity(headers: Mapping[str, str], fields: Fields, new_id: str) -> Id
     """
     try:
         aliases = resolve_aliases(headers, fields)
-        call, named = _read(headers, CALL_ID) or new_id, aliases.program
+        call = _read(headers, CALL_ID) or new_id
         return Identity(
             session=_read(headers, SESSION_ID),
-            program=call if named is None else named.value,
+            program=aliases.program or call,
             name=_read(headers, PROGRAM_NAME),
             thread=aliases.thread or aliases.agent or MAIN_THREAD,
             call=call,
             parents=parse_parents(headers.get(PARENT_IDS.lower()), PARENT_IDS),
             flags=_flags(headers),
             is_final=aliases.final is not None,
-            source=ANONYMOUS if named is None else named.alias.source,
+            source=ANONYMOUS if aliases.named_by is None else aliases.named_by.source,
             hint=_hint(headers),
             interceptions=parse_interceptions(headers.get(INTERCEPTIONS.lower()), INTERCEPTIONS),
             aliases=aliases,
@@ -145,13 +144,13 @@ class IdentityResolver:
         """Remember the lineage and the transcript of a resolved call that was admitted."""
         if identity.transcript is not None:
             self._chain.remember(tenant.name, identity.transcript, self._clock())
-        named, aliases = identity.aliases.program, identity.aliases
-        if named is None or identity.source == FOREIGN_TOKEN or not self._follows(named):
+        aliases, named = identity.aliases, identity.aliases.program
+        if named is None or identity.source == FOREIGN_TOKEN or not _has_parents(aliases):
             return
         if aliases.final is not None:
-            self._lineage.forget(tenant.name, named.value)
+            self._lineage.forget(tenant.name, named)
         elif aliases.parent is not None:
-            self._lineage.link(tenant.name, named.value, aliases.parent, self._clock())
+            self._lineage.link(tenant.name, named, aliases.parent, self._clock())
 
     def expire(self, now: float) -> None:
         """Drop lineages and transcripts that have not been used for as long as a program may idle."""
@@ -164,7 +163,7 @@ class IdentityResolver:
         for source in aliases.malformed:
             self._metrics.identity_malformed.labels(source).inc()
 
-    def _resolve_named(self, identity: Identity, named: AliasMatch, tenant: Tenant) -> Identity:
+    def _resolve_named(self, identity: Identity, named: str, tenant: Tenant) -> Identity:
         aliases = identity.aliases
         root, agent = self._root_and_agent(aliases, named, tenant)
         if agent == root:
@@ -176,22 +175,24 @@ class IdentityResolver:
         thread = aliases.thread or agent
         return replace(identity, program=tenant.scoped(root), thread=thread, is_final=is_final)
 
-    def _root_and_agent(self, aliases: ResolvedAliases, named: AliasMatch, tenant: Tenant) -> tuple[str, str]:
+    def _root_and_agent(self, aliases: ResolvedAliases, named: str, tenant: Tenant) -> tuple[str, str]:
         # They are the same for a main agent.
-        if self._follows(named):
-            root = self._lineage.root(tenant.name, named.value, aliases.parent, self._clock())
-            if root != named.value:
-                return root, named.value
-        return named.value, aliases.agent or named.value
-
-    def _follows(self, named: AliasMatch) -> bool:
-        return named.alias.client in _CLIENTS_WITH_PARENTS
+        if _has_parents(aliases):
+            root = self._lineage.root(tenant.name, named, aliases.parent, self._clock())
+            if root != named:
+                return root, named
+        return named, aliases.agent or named
 
     def _resolve_unnamed(self, identity: Identity, fields: Fields, tenant: Tenant) -> Identity:
         found = self._chain.find(tenant.name, fields, identity.program, self._clock())
         if found is None:
             return identity
         return replace(identity, program=found.program, source=CONTENT_CHAIN, transcript=found)
+
+
+def _has_parents(aliases: ResolvedAliases) -> bool:
+    """Return whether the program's client names the parents of its agents."""
+    return aliases.named_by is not None and aliases.named_by.client in _CLIENTS_WITH_PARENTS
 
 
 def _read(headers: Mapping[str, str], name: str) -> str | None:
