@@ -13,11 +13,10 @@ from tests.observe.settled_calls import settled_call
 from autellix_backend.observe.metric_factory import MetricFactory
 from autellix_backend.observe.metrics import (
     MAX_MODELS,
-    AdmissionMetrics,
     CallMetrics,
+    EngineGauges,
     GatewayMetrics,
     OffloadMetrics,
-    SnapshotMetrics,
 )
 from autellix_backend.observe.settled_call import Outcome, Usage
 from autellix_backend.reports.snapshot import (
@@ -137,41 +136,25 @@ SNAPSHOT = EngineSnapshot(
 )
 
 
-def test_a_snapshot_becomes_gauges_until_it_is_cleared() -> None:
+def test_snapshots_and_working_sets_become_gauges_until_they_are_cleared() -> None:
     make = MetricFactory()
-    metrics = SnapshotMetrics(make)
-    metrics.set("a", SNAPSHOT, 0.4)
+    gauges = EngineGauges(make)
+    boosted = msgspec.structs.replace(SNAPSHOT, boost=BoostSnapshot(3.0, 0.8, 4.0))
+    gauges.set_snapshot("a", boosted, 0.4)
+    gauges.set_working_set("a", AdmissionSnapshot(11, 4, 48_000, 52_000))
 
     def value(name: str, **labels: str) -> float | None:
-        return make.registry.get_sample_value("autellix_engine_" + name, {"engine": "a", **labels})
+        return make.registry.get_sample_value(f"autellix_{name}", {"engine": "a", **labels})
 
-    assert (value("calls", state="running"), value("calls", state="waiting")) == (3, 5)
-    assert (value("kv_blocks", kind="used"), value("kv_blocks", kind="total")) == (6, 8)
-    assert (value("slots"), value("step_seconds"), value("snapshot_age_seconds")) == (4, 0.02, 0.4)
-    metrics.clear()
-    assert (value("slots"), value("calls", state="running")) == (None, None)
-
-
-def test_a_working_set_becomes_gauges_until_it_is_cleared() -> None:
-    make = MetricFactory()
-    metrics = AdmissionMetrics(make)
-    metrics.set("a", AdmissionSnapshot(11, 4, 48_000, 52_000))
-
-    def value(name: str) -> float | None:
-        return make.registry.get_sample_value("autellix_" + name, {"engine": "a"})
-
-    names = ("active_programs", "inactive_programs", "working_set_tokens", "working_set_capacity_tokens")
-    assert [value(name) for name in names] == [11, 4, 48_000, 52_000]
-    metrics.clear()
-    assert [value(name) for name in names] == [None] * 4
-
-
-def test_the_strength_of_the_boost_is_a_gauge() -> None:
-    make = MetricFactory()
-    boosted = msgspec.structs.replace(SNAPSHOT, boost=BoostSnapshot(3.0, 0.8, 4.0))
-    SnapshotMetrics(make).set("a", boosted, 0.4)
-    value = make.registry.get_sample_value("autellix_boost_strength_seconds", {"engine": "a"})
-    assert value == 3.0
+    assert (value("engine_calls", state="running"), value("engine_calls", state="waiting")) == (3, 5)
+    assert (value("engine_kv_blocks", kind="used"), value("engine_kv_blocks", kind="total")) == (6, 8)
+    names = (
+        *("engine_slots", "engine_step_seconds", "engine_snapshot_age_seconds", "boost_strength_seconds"),
+        *("active_programs", "inactive_programs", "working_set_tokens", "working_set_capacity_tokens"),
+    )
+    assert [value(name) for name in names] == [4, 0.02, 0.4, 3.0, 11, 4, 48_000, 52_000]
+    gauges.clear()
+    assert [value(name) for name in names] == [None] * len(names)
 
 
 FIRST = KvOffloadTotals(4096, 2, 0.25, 2048, 1, 0.125, 3, 1)

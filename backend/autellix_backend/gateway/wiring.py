@@ -227,7 +227,7 @@ class Components:
             breaker=Breaker(failures=BREAKER_FAILURES, cooldown_s=BREAKER_COOLDOWN_S),
             full=f"all {slots} slots of {engine.name} are taken",
             recovery_wait_s=self.settings.gateway.recovery_wait_s,
-            wait_s=self.metrics.queues.queue_s.labels(engine.name),
+            wait_s=self.metrics.queue_s.labels(engine.name),
             can_move=partial(self.pool.can_move_from, engine.name),
             on_refusal=self._count_engine_refusal,
             clock=self.clock,

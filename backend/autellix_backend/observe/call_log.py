@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import errno
 import json
@@ -11,8 +10,6 @@ import os
 import queue
 import sys
 import threading
-from collections.abc import Iterator
-from logging.handlers import QueueListener, WatchedFileHandler
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Counter
@@ -33,90 +30,62 @@ logger = logging.getLogger(__name__)
 class CallLog:
     """Appends settled calls to a file, or to standard error for the path `-`.
 
-    The file may be rotated at any time.
+    Each line opens the file, so that it may be rotated at any time.
     """
 
     def __init__(self, path: Path, registry: CollectorRegistry) -> None:
-        """Create the file unless it is there.
+        """Check the path.
 
         Raises:
             SettingsError: if it cannot be written.
         """
+        check_writable(path)
         self._lines = Counter(
             "autellix_call_log_lines",
             "Lines of the call log: written, dropped or failed.",
             ("result",),
             registry=registry,
         )
-        self._output = _output(path)
-        self._output.setFormatter(_JsonLine())
-        self._pending = queue.SimpleQueue[logging.LogRecord]()
-        self._listener = _Writer(self._pending, self._output, self._lines)
+        self._path = path
+        self._pending = queue.SimpleQueue[SettledCall | None]()
+        self._writer = threading.Thread(target=self._write, name="autellix-call-log", daemon=True)
+        self._has_complained = False
 
     def open(self) -> None:
         """Start writing."""
-        self._listener.start()
+        self._writer.start()
 
     def put(self, call: SettledCall) -> None:
         """Queue a call; never blocks."""
         if self._pending.qsize() >= MAX_PENDING:
             self._lines.labels("dropped").inc()
         else:
-            self._pending.put(logging.makeLogRecord({"msg": call}))
+            self._pending.put(call)
 
     def close(self, timeout_s: float | None = None) -> None:
         """Write pending calls and end the thread; blocks, for at most `timeout_s`."""
-        end = threading.Thread(target=self._end, name="autellix-call-log-end", daemon=True)
-        end.start()
-        end.join(timeout_s)
+        self._pending.put(None)
+        self._writer.join(timeout_s)
 
-    def _end(self) -> None:
-        self._listener.stop()
-        with contextlib.suppress(OSError):
-            self._output.close()
+    def _write(self) -> None:
+        while (call := self._pending.get()) is not None:
+            try:
+                self._append(f"{line_of(call)}\n")
+                self._lines.labels("written").inc()
+            except Exception as error:
+                # The boundary of a thread: a failure must not stop the writing of later lines.
+                self._lines.labels("failed").inc()
+                if not self._has_complained:
+                    self._has_complained = True
+                    logger.exception("observe.call_log: cannot write (%s); serving goes on", error)
 
-
-class _JsonLine(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        assert isinstance(record.msg, SettledCall)
-        return line_of(record.msg)
-
-
-class _Raising(logging.Handler):
-    """Lets a failure reach the writer, which counts it."""
-
-    def handleError(self, record: logging.LogRecord) -> None:  # noqa: ARG002, N802 - logging's names
-        raise  # noqa: PLE0704 - logging calls this while it handles the error
-
-
-class _File(_Raising, WatchedFileHandler):
-    pass
-
-
-class _StandardError(_Raising, logging.StreamHandler):  # type: ignore[type-arg]
-    pass
-
-
-class _Writer(QueueListener):
-    """Writes calls in its own thread and counts the results."""
-
-    def __init__(
-        self, pending: queue.SimpleQueue[logging.LogRecord], output: logging.Handler, lines: Counter
-    ) -> None:
-        super().__init__(pending, output)
-        self._lines = lines
-        self._has_complained = False
-
-    def handle(self, record: logging.LogRecord) -> None:
-        try:
-            super().handle(record)
-            self._lines.labels("written").inc()
-        except Exception as error:
-            # The boundary of a thread: a failure must not stop the writing of later lines.
-            self._lines.labels("failed").inc()
-            if not self._has_complained:
-                self._has_complained = True
-                logger.exception("observe.call_log: cannot write (%s); serving goes on", error)
+    def _append(self, line: str) -> None:
+        if self._path == STANDARD_ERROR:
+            sys.stderr.write(line)
+            sys.stderr.flush()
+            return
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(line)
 
 
 def check_writable(path: Path | None) -> None:
@@ -127,34 +96,20 @@ def check_writable(path: Path | None) -> None:
     """
     if path is None or path == STANDARD_ERROR:
         return
-    with _explained(path):
-        try:
-            os.close(os.open(path, os.O_WRONLY))
-        except FileNotFoundError:
-            folder = path.parent
-            if not folder.is_dir():
-                raise FileNotFoundError(errno.ENOENT, f"there is no folder {folder}") from None
-            if not os.access(folder, os.W_OK):
-                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES)) from None
-
-
-def _output(path: Path) -> logging.Handler:
-    if path == STANDARD_ERROR:
-        return _StandardError(sys.stderr)
-    with _explained(path):
-        path.open("ab").close()
-    return _File(path, encoding="utf-8", delay=True)
-
-
-@contextlib.contextmanager
-def _explained(path: Path) -> Iterator[None]:
-    """Turn an error of the file system into one of the setting."""
     try:
-        yield
+        os.close(os.open(path, os.O_WRONLY))
+        return
+    except FileNotFoundError:
+        if not path.parent.is_dir():
+            problem = f"there is no folder {path.parent}"
+        elif not os.access(path.parent, os.W_OK):
+            problem = os.strerror(errno.EACCES)
+        else:
+            return
     except OSError as error:
-        raise SettingsError(
-            "observe.call_log", f"cannot write {path} ({error.strerror})", "a file that can be written, or -"
-        ) from error
+        problem = os.strerror(error.errno or 0)
+    expected = "a file that can be written, or -"
+    raise SettingsError("observe.call_log", f"cannot write {path} ({problem})", expected)
 
 
 def line_of(call: SettledCall) -> str:

@@ -25,6 +25,23 @@ PROGRAM_BUCKETS_S = (0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0, 10
 MAX_MODELS = 32
 """Models with series of their own; the number of adapters has no bound."""
 
+_ENGINE_GAUGES = {
+    "engine_breaker_open": ("Whether the circuit breaker is open.",),
+    "queued_calls": ("Calls in the gateway's queue.",),
+    "unanswered_calls": ("Calls without a byte of their answer.",),
+    "unanswered_bytes": ("Bytes of those calls' bodies.",),
+    "engine_calls": ("Running and waiting calls.", "state"),
+    "engine_slots": ("The engine's batch slots.",),
+    "engine_kv_blocks": ("Used and total KV blocks.", "kind"),
+    "engine_step_seconds": ("Mean duration of the latest steps.",),
+    "engine_snapshot_age_seconds": ("Age of the latest snapshot.",),
+    "boost_strength_seconds": ("The most by which little work counts as an earlier arrival.",),
+    "active_programs": ("Programs whose calls may run.",),
+    "inactive_programs": ("Programs that wait for KV memory.",),
+    "working_set_tokens": ("Contexts of the active programs.",),
+    "working_set_capacity_tokens": ("What they may fill.",),
+}
+"""Text, and labels beside the engine, by name."""
 _NOTHING = KvOffloadTotals(0, 0, 0.0, 0, 0, 0.0, 0, 0)
 
 
@@ -124,91 +141,51 @@ class ProgramMetrics:
             self._part_s.labels(label, part).inc(seconds)
 
 
-class QueueMetrics:
-    """The gateway's queues of the engines."""
+class EngineGauges:
+    """The state of the engines at the last scrape; what an engine does not have, it has no value of."""
 
     def __init__(self, make: MetricFactory) -> None:
-        self.redispatches = make.counter(
-            "redispatches", "Calls sent again because the engine died before their first byte.", "engine"
-        )
-        self.queue_s = make.latency("queue_seconds", "Waiting of a call in the gateway's queue.", "engine")
-        self._breaker_open = make.gauge(
-            "engine_breaker_open", "Whether the circuit breaker is open.", "engine"
-        )
-        self._queued_calls = make.gauge("queued_calls", "Calls in the gateway's queue.", "engine")
-        self._unanswered_calls = make.gauge(
-            "unanswered_calls", "Calls without a byte of their answer.", "engine"
-        )
-        self._unanswered_bytes = make.gauge("unanswered_bytes", "Bytes of those calls' bodies.", "engine")
-
-    def set_queue(
-        self,
-        engine: str,
-        *,
-        queued_calls: int,
-        unanswered_calls: int,
-        unanswered_bytes: int,
-        is_breaker_open: bool,
-    ) -> None:
-        """Record the state of an engine's queue and circuit breaker."""
-        self._breaker_open.labels(engine).set(is_breaker_open)
-        self._queued_calls.labels(engine).set(queued_calls)
-        self._unanswered_calls.labels(engine).set(unanswered_calls)
-        self._unanswered_bytes.labels(engine).set(unanswered_bytes)
-
-
-class SnapshotMetrics:
-    """The last snapshots of the engines that send any."""
-
-    def __init__(self, make: MetricFactory) -> None:
-        self._calls = make.gauge("engine_calls", "Running and waiting calls.", "engine", "state")
-        self._slots = make.gauge("engine_slots", "The engine's batch slots.", "engine")
-        self._blocks = make.gauge("engine_kv_blocks", "Used and total KV blocks.", "engine", "kind")
-        self._step_s = make.gauge("engine_step_seconds", "Mean duration of the latest steps.", "engine")
-        self._age_s = make.gauge("engine_snapshot_age_seconds", "Age of the latest snapshot.", "engine")
-        self._strength_s = make.gauge(
-            "boost_strength_seconds", "The most by which little work counts as an earlier arrival.", "engine"
-        )
+        self._gauges = {
+            name: make.gauge(name, text, "engine", *labels)
+            for name, (text, *labels) in _ENGINE_GAUGES.items()
+        }
 
     def clear(self) -> None:
-        """Remove all values: an engine without a snapshot has none."""
-        for gauge in (self._calls, self._slots, self._blocks, self._step_s, self._age_s, self._strength_s):
+        """Remove all values."""
+        for gauge in self._gauges.values():
             gauge.clear()
 
-    def set(self, engine: str, snapshot: EngineSnapshot, age_s: float) -> None:
-        """Record an engine's snapshot."""
-        self._calls.labels(engine, "running").set(snapshot.running)
-        self._calls.labels(engine, "waiting").set(snapshot.waiting)
-        self._slots.labels(engine).set(snapshot.slots)
-        self._blocks.labels(engine, "used").set(snapshot.kv_used_blocks)
-        self._blocks.labels(engine, "total").set(snapshot.kv_total_blocks)
-        if snapshot.mean_step_s is not None:
-            self._step_s.labels(engine).set(snapshot.mean_step_s)
-        self._age_s.labels(engine).set(age_s)
-        if snapshot.boost is not None:
-            self._strength_s.labels(engine).set(snapshot.boost.strength_s)
+    def set(self, engine: str, **values: float | Mapping[str, float] | None) -> None:
+        """Set gauges of an engine by their names: to a value, or to one for each label."""
+        for name, value in values.items():
+            gauge = self._gauges[name]
+            if isinstance(value, Mapping):
+                for label, part in value.items():
+                    gauge.labels(engine, label).set(part)
+            elif value is not None:
+                gauge.labels(engine).set(value)
 
+    def set_snapshot(self, engine: str, snapshot: EngineSnapshot, age_s: float) -> None:
+        """Record an engine's last snapshot."""
+        self.set(
+            engine,
+            engine_calls={"running": snapshot.running, "waiting": snapshot.waiting},
+            engine_slots=snapshot.slots,
+            engine_kv_blocks={"used": snapshot.kv_used_blocks, "total": snapshot.kv_total_blocks},
+            engine_step_seconds=snapshot.mean_step_s,
+            engine_snapshot_age_seconds=age_s,
+            boost_strength_seconds=None if snapshot.boost is None else snapshot.boost.strength_s,
+        )
 
-class AdmissionMetrics:
-    """The working sets of engines, as they report them or as the gateway estimates them."""
-
-    def __init__(self, make: MetricFactory) -> None:
-        self._active = make.gauge("active_programs", "Programs whose calls may run.", "engine")
-        self._inactive = make.gauge("inactive_programs", "Programs that wait for KV memory.", "engine")
-        self._tokens = make.gauge("working_set_tokens", "Contexts of the active programs.", "engine")
-        self._capacity = make.gauge("working_set_capacity_tokens", "What they may fill.", "engine")
-
-    def clear(self) -> None:
-        """Remove all values: an engine without admission has none."""
-        for gauge in (self._active, self._inactive, self._tokens, self._capacity):
-            gauge.clear()
-
-    def set(self, engine: str, working_set: AdmissionSnapshot) -> None:
-        """Record an engine's working set."""
-        self._active.labels(engine).set(working_set.active_programs)
-        self._inactive.labels(engine).set(working_set.inactive_programs)
-        self._tokens.labels(engine).set(working_set.working_set_tokens)
-        self._capacity.labels(engine).set(working_set.capacity_tokens)
+    def set_working_set(self, engine: str, working_set: AdmissionSnapshot) -> None:
+        """Record an engine's working set, as it reports it or as the gateway estimates it."""
+        self.set(
+            engine,
+            active_programs=working_set.active_programs,
+            inactive_programs=working_set.inactive_programs,
+            working_set_tokens=working_set.working_set_tokens,
+            working_set_capacity_tokens=working_set.capacity_tokens,
+        )
 
 
 class OffloadMetrics:
@@ -218,11 +195,17 @@ class OffloadMetrics:
         def counter(name: str, text: str, *labels: str) -> Counter:
             return make.counter("kv_offload_" + name, text, "engine", *labels)
 
-        self._bytes = counter("bytes", "Bytes of stored and loaded KV blocks.", "direction")
-        self._transfers = counter("transfers", "Copies between the memories.", "direction")
-        self._seconds = counter("seconds", "Seconds of the copies, without queueing.", "direction")
-        self._hits = counter("hit_chunks", "Chunks found in host memory and loaded.")
-        self._refused = counter("refused_chunks", "Chunks not stored because host memory was in use.")
+        copied = counter("bytes", "Bytes of stored and loaded KV blocks.", "direction")
+        transfers = counter("transfers", "Copies between the memories.", "direction")
+        seconds = counter("seconds", "Seconds of the copies, without queueing.", "direction")
+        hits = counter("hit_chunks", "Chunks found in host memory and loaded.")
+        refused = counter("refused_chunks", "Chunks not stored because host memory was in use.")
+        # In the order of the totals.
+        self._counters: tuple[tuple[Counter, *tuple[str, ...]], ...] = (
+            *((copied, "store"), (transfers, "store"), (seconds, "store")),
+            *((copied, "load"), (transfers, "load"), (seconds, "load")),
+            *((hits,), (refused,)),
+        )
         self._counted: dict[str, KvOffloadTotals] = {}
 
     def advance(self, engine: str, totals: KvOffloadTotals) -> None:
@@ -231,16 +214,9 @@ class OffloadMetrics:
         if any(new < old for new, old in zip(totals, before, strict=True)):
             # A restarted engine counts from zero.
             before = _NOTHING
-        fresh = KvOffloadTotals._make(new - old for new, old in zip(totals, before, strict=True))
         self._counted[engine] = totals
-        self._bytes.labels(engine, "store").inc(fresh.stored_bytes)
-        self._bytes.labels(engine, "load").inc(fresh.loaded_bytes)
-        self._transfers.labels(engine, "store").inc(fresh.stored_transfers)
-        self._transfers.labels(engine, "load").inc(fresh.loaded_transfers)
-        self._seconds.labels(engine, "store").inc(fresh.stored_s)
-        self._seconds.labels(engine, "load").inc(fresh.loaded_s)
-        self._hits.labels(engine).inc(fresh.hit_chunks)
-        self._refused.labels(engine).inc(fresh.refused_chunks)
+        for (metric, *labels), new, old in zip(self._counters, totals, before, strict=True):
+            metric.labels(engine, *labels).inc(new - old)
 
     def forget(self, engine: str) -> None:
         """Count a later engine of this name from zero."""
@@ -281,10 +257,12 @@ class GatewayMetrics:
         )
         self.event_subscribers = make.gauge("event_subscribers", "Open connections to the event feed.")
         self.events_dropped = make.counter("events_dropped", "Events that slow subscribers missed.")
-        self.engines = SnapshotMetrics(make)
-        self.admission = AdmissionMetrics(make)
+        self.engines = EngineGauges(make)
         self.offload = OffloadMetrics(make)
-        self.queues = QueueMetrics(make)
+        self.redispatches = make.counter(
+            "redispatches", "Calls sent again because the engine died before their first byte.", "engine"
+        )
+        self.queue_s = make.latency("queue_seconds", "Waiting of a call in the gateway's queue.", "engine")
         self.store_fallbacks = make.counter(
             "store_fallbacks", "Operations that a table in memory answered in place of the shared one."
         )

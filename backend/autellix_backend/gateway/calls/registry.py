@@ -154,7 +154,7 @@ class CallRegistry:
 
     def on_repeat(self, call: GatewayCall) -> None:
         """Count a call that is sent again because its engine died."""
-        self._metrics.queues.redispatches.labels(call.engine).inc()
+        self._metrics.redispatches.labels(call.engine).inc()
 
     def on_attempt_failed(self, call: GatewayCall) -> None:
         """Note that an attempt failed, and the call goes on to the next one."""

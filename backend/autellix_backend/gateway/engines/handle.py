@@ -20,7 +20,7 @@ from autellix_backend.gateway.engines.reporting import Reporting, reporting_of
 from autellix_backend.gateway.engines.snapshots import LatestSnapshots
 from autellix_backend.gateway.engines.upstream import Upstream
 from autellix_backend.gateway.errors import OverloadedError
-from autellix_backend.observe.metrics import QueueMetrics
+from autellix_backend.observe.metrics import EngineGauges
 from autellix_backend.reports.snapshot import AdmissionSnapshot, EngineSnapshot
 
 MAX_WAITING_CALLS = 10_000
@@ -230,14 +230,14 @@ class EngineHandle:
         """Keep a snapshot that one of its ranks sent; return that rank's one before."""
         return self.snapshots.put(snapshot, self.clock(), self.open_calls)
 
-    def measure(self, metrics: QueueMetrics) -> None:
+    def measure(self, gauges: EngineGauges) -> None:
         """Set the gauges of its queue."""
-        metrics.set_queue(
+        gauges.set(
             self.name,
             queued_calls=len(self.queue),
             unanswered_calls=self.bounds.calls,
             unanswered_bytes=self.bounds.size_bytes,
-            is_breaker_open=not self.queue.is_breaker_closed,
+            engine_breaker_open=not self.queue.is_breaker_closed,
         )
 
     def load(self, fastest: SpeedEstimate, *, is_accepting: bool) -> EngineLoad:

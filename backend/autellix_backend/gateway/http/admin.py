@@ -113,14 +113,13 @@ def _check_ready(pool: EnginePool) -> None:
 
 def _measure_engines(page: GatewayMetrics, pool: EnginePool) -> None:
     page.engines.clear()
-    page.admission.clear()
     for member in pool:
-        member.measure(page.queues)
+        member.measure(page.engines)
         view = engine_view(member)
         if (working_set := member.admission) is not None:
-            page.admission.set(member.name, working_set)
+            page.engines.set_working_set(member.name, working_set)
         if view.snapshot is not None and view.age_s is not None:
-            page.engines.set(member.name, view.snapshot, view.age_s)
+            page.engines.set_snapshot(member.name, view.snapshot, view.age_s)
             if view.snapshot.kv_offload is not None:
                 page.offload.advance(member.name, view.snapshot.kv_offload)
 
