@@ -13,7 +13,7 @@ from autellix_lab.cli.arguments import InputError
 from autellix_lab.cli.console import lab_extra, make_console, progress_bars
 from autellix_lab.sim.experiment import Sweep, SweepResult, run_sweep
 from autellix_lab.sim.figures.base import Figure
-from autellix_lab.sim.figures.catalogue import FIGURES, make_figure
+from autellix_lab.sim.figures.catalogue import FIGURES
 from autellix_lab.sim.figures.drawing import draw
 from autellix_lab.sim.figures.page import page, report
 from autellix_lab.sim.figures.pools import MAX_CONTEXT_TOKENS, TRACE_FILES, generated_pools, read_pools
@@ -91,7 +91,7 @@ def _make(names: Sequence[str], study: Study, workers: int) -> list[Figure]:
                 results[name] = run_sweep(sweep, workers=workers, on_point=follow(name, sweep.runs))
             return results[name]
 
-        return [make_figure(name, study, run_once) for name in names]
+        return [FIGURES[name](study, run_once) for name in names]
 
 
 def _draw_all(figures: Sequence[Figure], out: Path) -> dict[str, str]:

@@ -17,16 +17,16 @@ def run(*arguments: str) -> int:
 def test_the_page_pictures_and_numbers_are_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run("--quick", "--figures", "9,2", "--out", str(tmp_path)) == 0
+    assert run("--quick", "--size", "0.2", "--figures", "19,16", "--out", str(tmp_path)) == 0
 
     assert sorted(path.name for path in (tmp_path / "paper").iterdir()) == [
-        "figure-2.png",
-        "figure-9.png",
+        "figure-16.png",
+        "figure-19.png",
         "results.json",
     ]
     text = (tmp_path / "paper.md").read_text()
     assert capsys.readouterr().out == text + "\n"
-    assert text.index("## Figure 9") < text.index("## Figure 2")
+    assert text.index("## Figure 19") < text.index("## Figure 16")
 
 
 def test_json_has_the_numbers_of_a_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -44,7 +44,7 @@ def test_json_has_the_numbers_of_a_sweep(tmp_path: Path, capsys: pytest.CaptureF
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--figures", "2,3"), "'3' is no figure; expected 2, 9, 12"),
+        (("--figures", "12,3"), "'3' is no figure; expected 12, 13, 14"),
         (("--seeds", "0"), "is '0'; expected a whole number above zero"),
         (("--size", "-1"), "is '-1'; expected a number above zero"),
     ],
@@ -60,6 +60,6 @@ def test_a_bad_argument_is_explained(
 
 
 def test_a_folder_without_traces_is_bad_input(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("--figures", "2", "--data", str(tmp_path), "--out", str(tmp_path / "out")) == 2
+    assert run("--figures", "12", "--data", str(tmp_path), "--out", str(tmp_path / "out")) == 2
 
     assert "sharegpt_en.jsonl.gz cannot be read" in capsys.readouterr().err

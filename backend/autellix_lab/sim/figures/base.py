@@ -22,7 +22,6 @@ class Verdict(StrEnum):
     """The interval over the seeds includes no gain."""
     NOT_BRACKETED = "not bracketed"
     """The two curves have no latency in common."""
-    NOT_SIMULATED = "cannot be simulated"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +32,14 @@ class PaperClaim:
     paper: str
     ours: str
     verdict: Verdict
+
+    @classmethod
+    def of(
+        cls, what: str, paper: str, ours: str, *, is_reached: bool, has_direction: bool = False
+    ) -> PaperClaim:
+        """Return a claim that is not a gain, with its verdict."""
+        verdict = Verdict.DIRECTION if has_direction else Verdict.NOT_REACHED
+        return cls(what, paper, ours, Verdict.REACHED if is_reached else verdict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,34 +52,13 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One set of axes; with `is_bars`, one series drawn as bars that are named by `groups`."""
+    """One set of axes."""
 
     title: str
     x_label: str
     y_label: str
     series: tuple[Series, ...]
     is_log_y: bool = False
-    is_bars: bool = False
-    groups: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Bar:
-    """A call that holds a slot in the units from `start` to `end`."""
-
-    slot: int
-    start: float
-    end: float
-    program: int
-    label: str
-
-
-@dataclass(frozen=True, slots=True)
-class Gantt:
-    """The calls in each slot over time."""
-
-    title: str
-    bars: tuple[Bar, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +75,9 @@ class Figure:
     """A figure and the paper's claims that it tests."""
 
     name: str
-    """As on the command line, such as `12` or `today`."""
+    """As on the command line: the paper's number."""
     title: str
-    panels: tuple[Panel | Gantt, ...] = ()
+    panels: tuple[Panel, ...] = ()
     claims: tuple[PaperClaim, ...] = ()
     tables: tuple[Table, ...] = ()
     notes: tuple[str, ...] = ()
@@ -114,11 +100,9 @@ def judge(ours: Interval | None, paper: float) -> Verdict:
     return Verdict.REACHED if ours.mean >= paper else Verdict.DIRECTION
 
 
-def gain_claim(
-    what: str, ours: Interval | None, paper: float, *, bound: str = "up to ", at: str = ""
-) -> PaperClaim:
-    """Return the claim of a gain: `bound` comes before the paper's number, `at` after ours."""
-    return PaperClaim(what, f"{bound}{paper:g}x", shown(ours, unit="x") + at, judge(ours, paper))
+def gain_claim(what: str, ours: Interval | None, paper: float, stated: str = "") -> PaperClaim:
+    """Return the claim of a gain of up to `paper`, or as the paper states it."""
+    return PaperClaim(what, stated or f"up to {paper:g}x", shown(ours, unit="x"), judge(ours, paper))
 
 
 def shown(value: Interval | None, digits: int = 2, unit: str = "") -> str:

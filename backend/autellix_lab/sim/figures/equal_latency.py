@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 from autellix_lab.sim.experiment import SweepResult
@@ -14,16 +13,6 @@ Curve = Sequence[tuple[float, float]]
 
 LEVELS = 200
 """Latencies that are tried between the lowest and the highest that both curves have."""
-
-
-@dataclass(frozen=True, slots=True)
-class Gain:
-    """How many times the baseline's rate is served at a latency."""
-
-    level: float
-    ratio: Interval
-    seeds: int
-    """Runs in which both curves reach the latency."""
 
 
 def rate_at(points: Curve, level: float) -> float | None:
@@ -62,11 +51,11 @@ def seed_curves(result: SweepResult, case: str, metric: str) -> dict[int, list[t
 
 def best_gain(
     result: SweepResult, case: str, baseline: str, metric: str, level: float | None = None
-) -> Gain | None:
-    """Return the gain at a latency, by default the one at which the mean curves are furthest apart.
+) -> Interval | None:
+    """Return how many times the baseline's rate is served at a latency; None if it cannot be taken.
 
-    The latency is chosen on the mean curves, among those that most seeds reach with both of their own; the
-    ratio there is taken seed by seed. None if there is no such latency.
+    The latency is by default the one at which the mean curves are furthest apart, among those that most seeds
+    reach with both of their own; the ratio there is taken seed by seed.
     """
     ours, base = curve(result, case, metric), curve(result, baseline, metric)
     pairs = list(
@@ -84,8 +73,7 @@ def best_gain(
             best = max(best or (0, 0.0, 0.0), (seeds, gain, y))
     if best is None:
         return None
-    ratios = _ratios(pairs, best[2])
-    return Gain(best[2], confidence_interval(ratios), len(ratios))
+    return confidence_interval(_ratios(pairs, best[2]))
 
 
 def _ratios(pairs: Sequence[tuple[Curve, Curve]], level: float) -> list[float]:

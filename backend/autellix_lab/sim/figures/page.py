@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from autellix_backend.core.config import CALL_LEVELS
-from autellix_lab.sim.figures.base import Figure, PaperClaim
+from autellix_lab.sim.figures.base import Figure
 from autellix_lab.sim.figures.study import WORKLOADS, Study
 from autellix_lab.sim.markdown import markdown_table
 
@@ -25,9 +25,10 @@ def page(figures: Sequence[Figure], study: Study, source: str, pictures: Mapping
     parts = ["# The paper's figures, simulated", *_preface(study, source)]
     parts += ["## Claims", _claims(figures)]
     for figure in figures:
-        parts.append(f"## {_heading(figure)}")
+        heading = f"Figure {figure.name}: {figure.title}"
+        parts.append(f"## {heading}")
         if figure.name in pictures:
-            parts.append(f"![{_heading(figure)}]({pictures[figure.name]})")
+            parts.append(f"![{heading}]({pictures[figure.name]})")
         for table in figure.tables:
             parts += [f"{table.title}:", "\n".join(markdown_table(table.header, table.rows))]
         parts += figure.notes
@@ -72,17 +73,9 @@ def _preface(study: Study, source: str) -> list[str]:
     ]
 
 
-def _heading(figure: Figure) -> str:
-    return f"Figure {figure.name}: {figure.title}" if figure.name.isdigit() else figure.title
-
-
 def _claims(figures: Sequence[Figure]) -> str:
-    rows = [_claim(figure, claim) for figure in figures for claim in figure.claims]
+    rows = [(each.name, *dataclasses.astuple(claim)) for each in figures for claim in each.claims]
     return "\n".join(markdown_table(("figure", "claim", "paper", "ours", "verdict"), rows))
-
-
-def _claim(figure: Figure, claim: PaperClaim) -> tuple[str, ...]:
-    return (figure.name, claim.what, claim.paper, claim.ours, claim.verdict)
 
 
 def _plain(value: Any) -> Any:
