@@ -16,8 +16,8 @@ from autellix_backend.engines.ray_replica import RayReplica
 from autellix_backend.engines.remote import RemoteEngine
 from autellix_backend.engines.report_client import ReportClient
 from autellix_backend.engines.supervisor import EngineChange, EngineState, Supervisor
-from autellix_backend.gateway.calls.arguments import EngineArguments
 from autellix_backend.gateway.calls.call import GatewayCall
+from autellix_backend.gateway.calls.outbound import EngineArguments
 from autellix_backend.gateway.calls.registry import CallRegistry
 from autellix_backend.gateway.calls.router import Router
 from autellix_backend.gateway.classes import ProgramClasses

@@ -16,14 +16,12 @@ from functools import partial
 from aiohttp import ClientResponse
 from starlette.types import Receive, Scope, Send
 
-from autellix_backend.gateway.calls.arguments import EngineArguments
 from autellix_backend.gateway.calls.body import bounded, parse_body
 from autellix_backend.gateway.calls.call import GatewayCall
 from autellix_backend.gateway.calls.dialects import Dialect
-from autellix_backend.gateway.calls.outbound import engine_request
+from autellix_backend.gateway.calls.outbound import EngineArguments, engine_request
 from autellix_backend.gateway.calls.registry import CallRegistry
-from autellix_backend.gateway.calls.relayed_stream import RelayedStream
-from autellix_backend.gateway.calls.reply import Reply
+from autellix_backend.gateway.calls.reply import RelayedStream, Reply
 from autellix_backend.gateway.calls.router import Router
 from autellix_backend.gateway.calls.sse import begins_stream, engine_error_event, error_event, holds_error
 from autellix_backend.gateway.calls.usage import read_usage

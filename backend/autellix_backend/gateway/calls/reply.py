@@ -1,4 +1,4 @@
-"""The answer to a call's client: its head with the call's ids and engine, and its body.
+"""The answer to a call's client: its head with the call's ids and engine, and its body or stream.
 
 A stream whose engine sends nothing for a second begins all the same: its head goes out, and a comment every
 few seconds until the engine's first bytes, so that no proxy and no client takes it for dead. Until then
@@ -16,12 +16,16 @@ from starlette.types import Send
 
 from autellix_backend.gateway.calls.call import GatewayCall
 from autellix_backend.gateway.calls.registry import CallRegistry
+from autellix_backend.gateway.calls.sse import StreamEndSplitter, ends_event
+from autellix_backend.gateway.calls.usage import StreamTail
 from autellix_backend.gateway.engines.upstream import response_headers
+from autellix_backend.observe.settled_call import Outcome, Usage
 from autellix_wire.headers import CALL_ID, ENGINE, IDENTITY_SOURCE, PROGRAM_ID, QUEUE_LEVEL
 
 HEAD_WAIT_S = 1.0
 """How long the head of a stream waits for the engine: what fails until then gets an error with its status."""
 COMMENT_PERIOD_S = 5.0
+EVENT_FIELD = b"data:"
 WAITING = b": waiting\n\n"
 _WAITING_HEAD = ((b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"))
 
@@ -113,3 +117,47 @@ class Reply:
         while True:
             await self.send({"type": "http.response.body", "body": WAITING, "more_body": True})
             await asyncio.sleep(COMMENT_PERIOD_S)
+
+
+class RelayedStream:
+    """The stream of one call from one engine: what of it may go out, how it ended, and its usage.
+
+    The dialect's last event ends a stream, whatever its connection does then.
+    """
+
+    def __init__(self, call: GatewayCall) -> None:
+        self._call = call
+        self._splitter = StreamEndSplitter(call.dialect.stream_ends)
+        self._kept = StreamTail()
+        self.has_error = False
+        """Whether an error event has come."""
+        self.last_event = bytearray()
+        """What has come of the last event, to follow the receipt."""
+        self.is_complete = False
+        """Whether the last event is there."""
+
+    def feed(self, chunk: bytes) -> bytes:
+        """Return what of the next bytes may go out at once."""
+        head, found = (b"", chunk) if self.last_event else self._splitter.feed(chunk)
+        if head:
+            self._kept.feed(head)
+            self._call.streamed_events += head.count(EVENT_FIELD)
+        if found:
+            before = len(self.last_event)
+            self.last_event += found
+            self.is_complete = ends_event(self.last_event, before)
+        return head
+
+    def flush(self) -> bytes:
+        """Return the bytes that are kept back because they may begin the last event."""
+        return self._splitter.flush()
+
+    def outcome(self) -> Outcome:
+        """Return how the stream has ended."""
+        if self.has_error:
+            return Outcome.ENGINE_ERROR
+        return Outcome.OK if self.last_event else Outcome.TRUNCATED
+
+    def usage(self) -> Usage | None:
+        """Return the last usage that has come."""
+        return self._kept.usage(bytes(self.last_event), self._call.streamed_events)

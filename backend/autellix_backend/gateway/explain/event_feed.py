@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -41,8 +40,7 @@ class Subscription:
     def __init__(self, viewer: Tenant, program_ids: tuple[str, ...] | None) -> None:
         self.viewer = viewer
         self._program_ids = program_ids
-        self._pending: deque[Event] = deque()
-        self._arrived = asyncio.Event()
+        self._pending: asyncio.Queue[Event] = asyncio.Queue(MAX_PENDING)
         self.dropped = 0
         """Events missed since the last take()."""
 
@@ -50,20 +48,17 @@ class Subscription:
         """Queue an event if this client may see it; return False if the queue was full."""
         if not self._is_for(event):
             return True
-        if len(self._pending) >= MAX_PENDING:
+        if self._pending.full():
             self.dropped += 1
             return False
-        self._pending.append(event)
-        self._arrived.set()
+        self._pending.put_nowait(event)
         return True
 
     async def take(self) -> tuple[list[Event], int]:
         """Wait for events; return the queued ones, and the number of those missed after them."""
-        await self._arrived.wait()
-        self._arrived.clear()
-        events, dropped = list(self._pending), self.dropped
-        self._pending.clear()
-        self.dropped = 0
+        events = [await self._pending.get()]
+        events += [self._pending.get_nowait() for _ in range(self._pending.qsize())]
+        dropped, self.dropped = self.dropped, 0
         return events, dropped
 
     def _is_for(self, event: Event) -> bool:

@@ -1,7 +1,8 @@
-"""Explanations in words: sentences about a program, and about where one of its calls is."""
+"""Explanations in words: sentences about a program and its engine, and about where one of its calls is."""
 
 from __future__ import annotations
 
+from autellix_backend.core.balance import Placement
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.policies import make_policy
 from autellix_backend.gateway.explain.explanations import CallExplanation, ProgramAhead
@@ -35,6 +36,25 @@ def program_text(
     first = "The tenant furthest behind its share goes first. Within a tenant, u" if has_tenants else "U"
     ending = "It was ended and leaves with its last open call." if state is ProgramState.ENDING else ""
     return joined(ending, attained, first + order)
+
+
+def placement_text(placement: Placement | None) -> str:
+    """Return why a program is on its engine; empty if memory was not the reason."""
+    if placement is None:
+        return ""
+    engine, context = placement.engine, f"its {placement.context_tokens:,}-token context"
+    wait = f"would wait about {seconds(placement.wait_s)} for memory" if placement.wait_s else "fits at once"
+    shared = ""
+    if placement.shared_tokens:
+        shared = f"; {placement.shared_tokens:,} more tokens are shared with programs there"
+    if placement.left is None:
+        return f"It was placed on {engine}: {context} {wait} there{shared}."
+    moved = f"It was moved from {placement.left} to {engine}"
+    if placement.left_wait_s <= placement.wait_s:
+        return f"{moved}: calls wait longer there than {context} takes to recompute."
+    waited = f"would have waited {seconds(placement.left_wait_s)} for memory"
+    rest = f"about {seconds(placement.wait_s)}" if placement.wait_s else "fits at once"
+    return f"{moved}: {context} {waited} there, and here {rest}{shared}."
 
 
 def sent_text(name: str, engine: EngineView | None, open_s: float) -> str:

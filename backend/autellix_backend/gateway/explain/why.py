@@ -21,7 +21,6 @@ from autellix_backend.gateway.explain.explanations import (
     ProgramExplanation,
 )
 from autellix_backend.gateway.explain.overview import Overview, ProgramState
-from autellix_backend.gateway.explain.placement import placement_text
 from autellix_backend.gateway.tenancy.tenants import Tenant
 from autellix_backend.reports.snapshot import CallSnapshot, EngineSnapshot
 from autellix_backend.stores.base import ProgramView
@@ -56,7 +55,7 @@ def explain_program(
         name=view.name,
         state=state,
         policy=config.policy,
-        text=sentences.joined(text, placement_text(placement)),
+        text=sentences.joined(text, sentences.placement_text(placement)),
         idle_s=idle_s,
         snapshot_age_s=max(ages, default=None),
         calls=tuple(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -89,18 +89,19 @@ class ProgramHistory:
         self._clock = clock
         self._wall_clock = wall_clock
         self._live: dict[str, PastProgram] = {}
-        self._ended: dict[str, OrderedDict[str, PastProgram]] = {}
-        """By tenant; the first to end comes first."""
-        self._count = 0
+        self._ended: dict[str, PastProgram] = {}
+        """The first to end comes first."""
+        self._counts: Counter[str] = Counter()
+        """Ended programs by tenant."""
         self._bytes: Counter[str] = Counter()
-        """By tenant."""
+        """Approximate memory by tenant, that of living programs included."""
         self.size_bytes = 0
         """Approximate memory of all of it."""
         self._on_ended: list[Callable[[PastProgram], None]] = []
 
     def __len__(self) -> int:
         """The number of ended programs."""
-        return self._count
+        return len(self._ended)
 
     def subscribe(self, on_ended: Callable[[PastProgram], None]) -> None:
         """Publish each program that ended; `on_ended` must not raise or block."""
@@ -108,13 +109,11 @@ class ProgramHistory:
 
     def keep(self, program: PastProgram) -> None:
         """Add an ended program, and drop what is beyond the bounds."""
-        programs = self._ended.setdefault(program.tenant, OrderedDict())
-        if program.program_id in programs:
-            self._drop(program.tenant, program.program_id)
-            programs = self._ended.setdefault(program.tenant, OrderedDict())
-        programs[program.program_id] = program
-        self._count += 1
+        if before := self._ended.get(program.program_id):
+            self._drop(before)
         program.size_bytes = CALL_BYTES + len(program.program_id) + sum(map(_size_of, program.calls))
+        self._ended[program.program_id] = program
+        self._counts[program.tenant] += 1
         self._count_bytes(program.tenant, program.size_bytes)
         self._expire()
         self._trim()
@@ -122,10 +121,7 @@ class ProgramHistory:
     def find(self, program_id: str) -> PastProgram | None:
         """Return the last ended program of an id."""
         self._expire()
-        for programs in self._ended.values():
-            if program_id in programs:
-                return programs[program_id]
-        return None
+        return self._ended.get(program_id)
 
     def living(self, program_id: str) -> PastProgram | None:
         """Return the settled calls of a program that has not ended."""
@@ -134,13 +130,8 @@ class ProgramHistory:
     def programs(self, prefix: str = "") -> Iterator[PastProgram]:
         """Iterate over the ended programs whose ids have a prefix, the last to end first."""
         self._expire()
-        found = [
-            program
-            for programs in self._ended.values()
-            for program in programs.values()
-            if program.program_id.startswith(prefix)
-        ]
-        return iter(sorted(found, key=lambda program: program.ended_at_s, reverse=True))
+        last_first = list(reversed(self._ended.values()))
+        return (program for program in last_first if program.program_id.startswith(prefix))
 
     def on_call_begun(self, call: GatewayCall) -> None:
         """Record that a call of a program began."""
@@ -185,12 +176,10 @@ class ProgramHistory:
         for on_ended in self._on_ended:
             on_ended(program)
 
-    def _drop(self, tenant: str, program_id: str) -> None:
-        programs = self._ended[tenant]
-        self._count_bytes(tenant, -programs.pop(program_id).size_bytes)
-        self._count -= 1
-        if not programs:
-            del self._ended[tenant]
+    def _drop(self, program: PastProgram) -> None:
+        del self._ended[program.program_id]
+        self._counts[program.tenant] -= 1
+        self._count_bytes(program.tenant, -program.size_bytes)
 
     def _count_bytes(self, tenant: str, size_bytes: int) -> None:
         self._bytes[tenant] += size_bytes
@@ -198,26 +187,24 @@ class ProgramHistory:
 
     def _expire(self) -> None:
         least_s = self._wall_clock() - self._max_age_s
-        for tenant, programs in list(self._ended.items()):
-            while programs and (first := next(iter(programs.values()))).ended_at_s < least_s:
-                self._drop(tenant, first.program_id)
+        while self._ended and (first := next(iter(self._ended.values()))).ended_at_s < least_s:
+            self._drop(first)
 
     def _trim(self) -> None:
-        while self._count > self._max_programs:
-            tenant = max(self._ended, key=lambda name: len(self._ended[name]))
-            self._drop(tenant, next(iter(self._ended[tenant])))
+        while len(self._ended) > self._max_programs:
+            self._drop_oldest(max(self._counts, key=self._counts.__getitem__))
         while self.size_bytes > self._max_bytes:
-            tenant = max(self._bytes, key=self._bytes.__getitem__)
-            if tenant in self._ended:
-                self._drop(tenant, next(iter(self._ended[tenant])))
-            else:
-                self._leave_out(next(self._with_calls(tenant)))
+            self._drop_oldest(max(self._bytes, key=self._bytes.__getitem__))
 
-    def _with_calls(self, tenant: str) -> Iterator[PastProgram]:
-        return (program for program in self._live.values() if program.tenant == tenant and program.calls)
-
-    def _leave_out(self, program: PastProgram) -> None:
-        self._count_bytes(program.tenant, -program.size_bytes)
+    def _drop_oldest(self, tenant: str) -> None:
+        """Drop a tenant's oldest ended program, or without any the calls of its oldest living one."""
+        ended = (program for program in self._ended.values() if program.tenant == tenant)
+        if oldest := next(ended, None):
+            self._drop(oldest)
+            return
+        living = (program for program in self._live.values() if program.tenant == tenant and program.calls)
+        program = next(living)
+        self._count_bytes(tenant, -program.size_bytes)
         program.left_out += len(program.calls)
         program.calls.clear()
         program.size_bytes = 0

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from autellix_backend.core.balance import Placement
-from autellix_backend.gateway.explain.placement import placement_text
+from autellix_backend.gateway.explain.sentences import placement_text
 
 
 @pytest.mark.parametrize(
