@@ -74,7 +74,7 @@ def native(library: SwapLibrary) -> Iterator[Swapper]:
 @pytest.fixture(scope="session")
 def fallback() -> Iterator[Swapper]:
     """Yield a swapper in plain Python."""
-    swapper = PythonSwapper(OPTIONS)
+    swapper = PythonSwapper()
     yield swapper
     swapper.close()
 

@@ -17,11 +17,6 @@ from typing import Protocol
 
 from autellix_backend.kernels.errors import Code, SwapError
 
-MAX_PLANES = 1024
-MAX_PAIRS = 1 << 22
-MAX_BLOCKS = 1 << 40
-MAX_BLOCK_BYTES = 1 << 30
-MAX_PENDING = 4096
 MAX_DEVICES = 1 << 16
 MAX_THREADS = 64
 MIN_SLOT_BYTES = 1 << 12
@@ -128,6 +123,19 @@ class SwapOptions:
     """The size of a slot of the staging ring, a multiple of 4,096."""
     slots: int = 4
     """CUDA: the slots of each direction's ring."""
+
+    def __post_init__(self) -> None:
+        """Check the options; raises a SwapError with the field."""
+        if not 0 <= self.device < MAX_DEVICES:
+            raise SwapError(Code.LIMIT, "device")
+        if not 0 < self.threads <= MAX_THREADS:
+            raise SwapError(Code.LIMIT, "threads")
+        if not MIN_SLOT_BYTES <= self.slot_bytes <= MAX_SLOT_BYTES:
+            raise SwapError(Code.LIMIT, "slot_bytes")
+        if self.slot_bytes % MIN_SLOT_BYTES:
+            raise SwapError(Code.ALIGN, "slot_bytes")
+        if not 2 <= self.slots <= MAX_SLOTS:
+            raise SwapError(Code.LIMIT, "slots")
 
 
 def pairs_of(blocks: Iterable[tuple[int, int]]) -> array[int]:

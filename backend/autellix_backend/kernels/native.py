@@ -7,7 +7,6 @@ from ctypes import POINTER, byref, c_double, c_int32, c_int64, c_uint32, c_uint6
 from pathlib import Path
 from typing import ClassVar
 
-from autellix_backend.kernels.checks import check_options
 from autellix_backend.kernels.errors import FIELDS, Code, SwapError
 from autellix_backend.kernels.job import (
     TABLE_CELLS,
@@ -120,9 +119,8 @@ class SwapLibrary:
         """Open a swapper.
 
         Raises:
-            SwapError: an option is out of its range, or the back end is not available.
+            SwapError: the back end is not available.
         """
-        check_options(options)
         given = _Options(
             struct_bytes=sizeof(_Options),
             backend=BACKENDS.index(backend),

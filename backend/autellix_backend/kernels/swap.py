@@ -27,12 +27,12 @@ def open_swapper(
         raise SwapError(Code.CHOICE, "backend")
     given = options or SwapOptions()
     if backend == "python":
-        return PythonSwapper(given)
+        return PythonSwapper()
     try:
         loaded = SwapLibrary(library)
     except OSError as error:
         if backend == "auto":
-            return PythonSwapper(given)
+            return PythonSwapper()
         raise SwapError(Code.BACKEND, "backend") from error
     if backend == "auto":
         backend = next(one for one in reversed(BACKENDS) if loaded.has(one))

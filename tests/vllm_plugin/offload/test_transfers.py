@@ -9,7 +9,7 @@ import pytest
 
 from autellix_backend.kernels.errors import Code, SwapError
 from autellix_backend.kernels.fallback import PythonSwapper
-from autellix_backend.kernels.job import Direction, Job, SwapOptions, SwapStats, pairs_of
+from autellix_backend.kernels.job import Direction, Job, SwapStats, pairs_of
 from autellix_backend.vllm_plugin.offload.host_memory import HostMemory
 from autellix_backend.vllm_plugin.offload.transfers import MAX_TRIES, Transfer, TransferQueue, TransferReport
 
@@ -21,7 +21,7 @@ class FailingSwapper:
     """Plain Python's, of which the first tries fail: when they are given, or when they end."""
 
     def __init__(self) -> None:
-        self._swapper = PythonSwapper(SwapOptions())
+        self._swapper = PythonSwapper()
         self.refusals = 0
         self.failures = 0
         self._failed: set[int] = set()
