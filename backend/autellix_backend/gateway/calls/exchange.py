@@ -267,19 +267,19 @@ class Exchange:
                 if await self._has_died():
                     raise self._death()
             await reply.begin_stream(response)
-            if head := stream.feed(chunk):
-                await reply.send_part(head)
-            handle.upstream.check_size(len(stream.last_event))
+            if lines := stream.feed(chunk):
+                await reply.send_part(lines)
+            handle.upstream.check_size(stream.held_bytes)
 
     async def _end_stream(
         self, handle: EngineHandle, response: ClientResponse, stream: RelayedStream
     ) -> None:
         await self.reply.begin_stream(response)
+        rest = stream.flush()
         self.outcome = stream.outcome()
         receipt = await self.registry.settle(
             self.call, self.outcome, has_reports=self._has_reports, read_usage=stream.usage
         )
-        rest = stream.flush()
         if self.outcome is Outcome.TRUNCATED:
             error = handle.upstream.bad_answer("ended its stream without the last event")
             rest += error_event(error, self.call.dialect.errors)

@@ -16,7 +16,7 @@ from starlette.types import Send
 
 from autellix_backend.gateway.calls.call import GatewayCall
 from autellix_backend.gateway.calls.registry import CallRegistry
-from autellix_backend.gateway.calls.sse import StreamEndSplitter, ends_event
+from autellix_backend.gateway.calls.sse import ends_event, last_event_start
 from autellix_backend.gateway.calls.usage import StreamTail
 from autellix_backend.gateway.engines.upstream import response_headers
 from autellix_backend.observe.settled_call import Outcome, Usage
@@ -127,7 +127,9 @@ class RelayedStream:
 
     def __init__(self, call: GatewayCall) -> None:
         self._call = call
-        self._splitter = StreamEndSplitter(call.dialect.stream_ends)
+        self._ends = call.dialect.stream_ends
+        self._line: list[bytes] = []
+        """The parts of a line whose end has not come."""
         self._kept = StreamTail()
         self.has_error = False
         """Whether an error event has come."""
@@ -136,21 +138,36 @@ class RelayedStream:
         self.is_complete = False
         """Whether the last event is there."""
 
+    @property
+    def held_bytes(self) -> int:
+        """The bytes that have come and may not go out yet."""
+        return len(self.last_event) + sum(map(len, self._line))
+
     def feed(self, chunk: bytes) -> bytes:
-        """Return what of the next bytes may go out at once."""
-        head, found = (b"", chunk) if self.last_event else self._splitter.feed(chunk)
-        if head:
-            self._kept.feed(head)
-            self._call.streamed_events += head.count(EVENT_FIELD)
-        if found:
-            before = len(self.last_event)
-            self.last_event += found
-            self.is_complete = ends_event(self.last_event, before)
-        return head
+        """Return the whole lines that may go out after the next bytes."""
+        if self.last_event:
+            self._end_with(chunk)
+            return b""
+        line_start = chunk.rfind(b"\n") + 1
+        if not line_start:
+            self._line.append(chunk)
+            return b""
+        lines, self._line = b"".join((*self._line, chunk[:line_start])), [chunk[line_start:]]
+        start = last_event_start(lines, self._ends)
+        if start >= 0:
+            self._end_with(lines[start:] + chunk[line_start:])
+            lines, self._line = lines[:start], []
+        self._kept.feed(lines)
+        self._call.streamed_events += lines.count(EVENT_FIELD)
+        return lines
 
     def flush(self) -> bytes:
-        """Return the bytes that are kept back because they may begin the last event."""
-        return self._splitter.flush()
+        """Return the line that was not ended, unless it is the last event."""
+        line, self._line = b"".join(self._line), []
+        if not line.startswith(self._ends):
+            return line
+        self.last_event += line
+        return b""
 
     def outcome(self) -> Outcome:
         """Return how the stream has ended."""
@@ -161,3 +178,8 @@ class RelayedStream:
     def usage(self) -> Usage | None:
         """Return the last usage that has come."""
         return self._kept.usage(bytes(self.last_event), self._call.streamed_events)
+
+    def _end_with(self, data: bytes) -> None:
+        before = len(self.last_event)
+        self.last_event += data
+        self.is_complete = ends_event(self.last_event, before)

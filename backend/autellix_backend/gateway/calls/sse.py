@@ -1,4 +1,4 @@
-"""Server-sent events: a stream is relayed byte by byte, with a receipt before its last event.
+"""Server-sent events: a stream is relayed line by line, with a receipt before its last event.
 
 The receipt is an SSE comment, because a data event would reach the user's code as a chunk without choices.
 """
@@ -16,48 +16,10 @@ _ERRORS = (b'data: {"error":', b"event: error\n", b"event: response.failed\n")
 _EVENT_ENDS = (b"\n\n", b"\r\n\r\n", b"\r\r")
 
 
-class StreamEndSplitter:
-    """Splits a stream of bytes at the line that opens its last event, at any split into chunks.
-
-    `ends` are the possible beginnings of that line.
-    """
-
-    def __init__(self, ends: tuple[bytes, ...]) -> None:
-        self._ends = ends
-        self._kept = b""
-        self._is_line_start = True
-
-    def feed(self, chunk: bytes) -> tuple[bytes, bytes]:
-        """Return the bytes to relay at once, and those from the last event on (empty until it is found)."""
-        data = self._kept + chunk
-        self._kept = b""
-        start = self._find(data)
-        if start >= 0:
-            return data[:start], data[start:]
-        if data.endswith(b"\n"):
-            # As nearly all chunks do; no line is cut off that may be the end.
-            self._is_line_start = True
-            return data, b""
-        line = data.rfind(b"\n") + 1
-        may_be_end = (line > 0 or self._is_line_start) and self._begins_end(data[line:])
-        if may_be_end:
-            data, self._kept = data[:line], data[line:]
-        if data:
-            self._is_line_start = may_be_end
-        return data, b""
-
-    def flush(self) -> bytes:
-        """Return the bytes that are kept back at the end of a stream without a last event."""
-        kept, self._kept = self._kept, b""
-        return kept
-
-    def _begins_end(self, line: bytes) -> bool:
-        return any(end.startswith(line) for end in self._ends)
-
-    def _find(self, data: bytes) -> int:
-        if self._is_line_start and data.startswith(self._ends):
-            return 0
-        return min([at + 1 for end in self._ends if (at := data.find(b"\n" + end)) >= 0], default=-1)
+def last_event_start(lines: bytes, ends: tuple[bytes, ...]) -> int:
+    """Return where the last event of a stream begins in whole lines; -1 if none of `ends` opens a line."""
+    text = b"\n" + lines
+    return min([at for end in ends if (at := text.find(b"\n" + end)) >= 0], default=-1)
 
 
 def error_event(error: GatewayError, shape: ErrorShape, *, is_final: bool = True) -> bytes:

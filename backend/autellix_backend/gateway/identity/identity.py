@@ -207,7 +207,9 @@ def _flags(headers: Mapping[str, str]) -> tuple[str, ...]:
 
 def _hint(headers: Mapping[str, str]) -> Hint | None:
     calls, tokens = _expected(headers, EXPECTED_CALLS), _expected(headers, EXPECTED_TOKENS)
-    return None if calls is None and tokens is None else Hint(calls=calls, tokens=tokens)
+    if calls is None and tokens is None:
+        return None
+    return Hint(calls=calls, tokens=tokens)
 
 
 def _expected(headers: Mapping[str, str], name: str) -> float | None:
