@@ -18,11 +18,9 @@ from autellix_backend.settings import (
     StoreSettings,
     child_environment,
     default_cache_dir,
-    fields_of,
     load_settings,
     settings_to_mapping,
 )
-from autellix_backend.settings.dropped import DROPPED
 
 
 def load(
@@ -226,12 +224,3 @@ def test_all_problems_are_found_at_once() -> None:
         "limits.max_calls",
     ]
     assert "did you mean store.url?" in str(caught.value)
-
-
-@pytest.mark.parametrize("name", sorted(DROPPED))
-def test_a_dropped_setting_says_what_replaces_it(name: str) -> None:
-    section, _, key = name.partition(".")
-    assert key not in fields_of(section)
-    with pytest.raises(SettingsError, match="is no setting any more: ") as caught:
-        load({f"AUTELLIX_{section}_{key}".upper(): "1"})
-    assert DROPPED[name] in str(caught.value)

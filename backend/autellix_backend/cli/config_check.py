@@ -11,10 +11,9 @@ from functools import partial
 
 from autellix_backend.cli.server import resolve
 from autellix_backend.engines.factory import check_host_memory, make_remote
-from autellix_backend.engines.models import check_model
 from autellix_backend.engines.replica import generated_model
 from autellix_backend.engines.served_models import check_models
-from autellix_backend.engines.vllm_command import check_arguments, check_engine_installed
+from autellix_backend.engines.vllm_command import check_arguments, check_engine_installed, check_model
 from autellix_backend.errors import CommandError
 from autellix_backend.gateway.tenancy.file import load_tenants
 from autellix_backend.observe import otlp

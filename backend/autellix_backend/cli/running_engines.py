@@ -55,7 +55,7 @@ async def _start(engines: Sequence[Engine], *, must_answer: bool) -> None:
     logs: list[tuple[str, Path]] = []
     for engine in engines:
         if isinstance(engine, VllmReplica):
-            logs.append((engine.name, engine.log.claim()))
+            logs.append((engine.name, engine.log.path))
             print(f"Starting {engine.name} with {engine.model} (log: {engine.log.path}) ...", file=sys.stderr)
         elif isinstance(engine, RayReplica):
             print(f"Placing {engine.name} with {engine.model} through Ray ...", file=sys.stderr)

@@ -2,7 +2,7 @@
 
 EngineError
 ├── EngineNotInstalledError   the engine's package is missing
-├── ModelNotFoundError        the model names no folder and cannot be fetched
+├── ModelNotFoundError        the model is a path that holds none
 ├── EngineStartError          the engine died, or was not ready in time
 └── EngineUnreachableError    a remote engine does not answer
 """
@@ -33,7 +33,7 @@ class EngineNotInstalledError(EngineError):
 
 
 class ModelNotFoundError(EngineError):
-    """The model is neither a folder with a model in it nor a name that can be fetched."""
+    """The model is a path, and there is no model at it."""
 
     def __init__(self, model: str, problem: str) -> None:
         super().__init__(

@@ -22,13 +22,13 @@ from types import MappingProxyType
 
 from autellix_backend.engines import guard
 from autellix_backend.engines.base import EngineKind, EngineStartError, Health
-from autellix_backend.engines.models import check_model
 from autellix_backend.engines.probe import probe, read_cache
 from autellix_backend.engines.server_log import ServerLog
 from autellix_backend.engines.vllm_command import (
     VLLM_SERVER,
     check_arguments,
     check_engine_installed,
+    check_model,
     device_arguments,
     environment_defaults,
     is_cpu_engine,
@@ -92,7 +92,7 @@ class VllmReplica:
         self._host = host
         self.environment = environment
         self._shutdown_timeout_s = shutdown_timeout_s
-        self.log = ServerLog(settings.engine.log_dir / f"{name}.log")
+        self.log = ServerLog(settings.engine.log_dir / f"{name}-{settings.gateway.port}.log")
         self._server = tuple(server)
         self._socket_folder = Path(tempfile.gettempdir()) / f"autellix-{uuid.uuid4().hex[:12]}"
         self._report_address = report_address or f"{IPC}{self._socket_folder}/reports"
@@ -123,7 +123,7 @@ class VllmReplica:
         if self.is_alive():
             return
         await self._stop_server()
-        await self._check()
+        self._check()
         self._failure = None
         for tries_left in reversed(range(MAX_PORT_TRIES)):
             try:
@@ -139,7 +139,6 @@ class VllmReplica:
         """Drain and end the server, and kill what is left of it."""
         await self._stop_server()
         shutil.rmtree(self._socket_folder, ignore_errors=True)
-        self.log.release()
 
     async def _stop_server(self) -> None:
         self._is_ready = False
@@ -186,11 +185,11 @@ class VllmReplica:
         arguments += device_arguments(self.model, settings.extra_args, self._environment(), is_cpu=is_cpu)
         return [*self._server, *arguments, *settings.extra_args]
 
-    async def _check(self) -> None:
+    def _check(self) -> None:
         check_arguments(self._settings.extra_args, offloads_kv=self._settings.kv_host_gib is not None)
         if self._server == VLLM_SERVER:
             check_engine_installed()
-            await asyncio.to_thread(check_model, self.model)
+            check_model(self.model)
 
     async def _start_once(self) -> None:
         self._port = free_port(self._host)
@@ -200,7 +199,6 @@ class VllmReplica:
         except BaseException:
             # Also when cancelled: a half-started server must not stay.
             await self._end(EXIT_MARGIN_S)
-            self.log.release()
             raise
         self._ranks = (await read_cache(self.base_url, PROBE_TIMEOUT_S)).ranks
         self._is_ready = True

