@@ -14,12 +14,6 @@ COMMANDS = {
         "autellix bench replay traffic.jsonl --url http://127.0.0.1:8000 --out fcfs.json",
         LABORATORY,
     ),
-    "report": Command(
-        "autellix_lab.cli.report",
-        "write traces, results and simulated policies as one page in one file",
-        "autellix report traffic.jsonl --policies fcfs,boost -o report.html",
-        LABORATORY,
-    ),
     "trace": Command(
         "autellix_lab.cli.trace",
         "export recorded programs, or a gateway's history, for Perfetto",

@@ -14,8 +14,7 @@ from autellix_backend.cli.arguments import count
 from autellix_backend.cli.remote import RemoteGateway, add_remote_options
 from autellix_lab.bench.arrivals import with_unique_ids
 from autellix_lab.cli.arguments import InputError
-from autellix_lab.report.perfetto import perfetto_trace
-from autellix_lab.report.recorded import show_programs
+from autellix_lab.report.perfetto import perfetto_trace, recorded_timeline
 from autellix_lab.workload.trace import TraceError
 from autellix_lab.workload.trace_files import read_traces
 
@@ -72,7 +71,9 @@ def _timelines(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
         for row in gateway.get(f"/history?limit={min(args.limit, MAX_HISTORY)}")["programs"]:
             yield gateway.get(f"/programs/{quote(row['program_id'], safe='')}/timeline")
         return
-    shown = show_programs(with_unique_ids(read_traces(args.trace)))
-    if not shown.timelines:
+    timelines = [
+        found for each in with_unique_ids(read_traces(args.trace)) if (found := recorded_timeline(each))
+    ]
+    if not timelines:
         raise InputError(f"{args.trace}: no program has the times of its calls, as recorded ones do")
-    yield from shown.timelines
+    yield from timelines

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from autellix_lab.workload.trace import ProgramTrace
+
 MICROSECONDS = 1e6
 _KEPT = ("outcome", "engine", "level", "preemptions", "prompt_tokens", "cached_tokens", "output_tokens")
 
@@ -26,6 +28,36 @@ def perfetto_trace(timelines: Iterable[Timeline]) -> dict[str, Any]:
     for number, program in enumerate(programs, start=1):
         events += _program_events(program, number, program["began_at_s"] - origin_s, len(events))
     return {"displayTimeUnit": "ms", "traceEvents": events}
+
+
+def recorded_timeline(program: ProgramTrace) -> Timeline | None:
+    """Return a recorded program as the gateway would tell of it; None if its trace lacks times of calls."""
+    calls: list[dict[str, Any]] = []
+    for call in program.calls:
+        if call.start_s is None or call.latency_s is None:
+            return None
+        calls.append(
+            {
+                **dict.fromkeys(_KEPT),
+                "call_id": str(call.id),
+                "thread_id": call.thread,
+                "parents": [str(parent) for parent in call.parents],
+                "start_s": call.start_s,
+                "finish_s": call.start_s + call.latency_s,
+                "prompt_tokens": call.prefill_tokens,
+                "cached_tokens": call.shared_prefix_tokens,
+                "output_tokens": call.decode_tokens,
+                "tools": [],
+                "spans": [],
+            }
+        )
+    return {
+        "program_id": program.program_id,
+        "name": program.source,
+        "began_at_s": program.arrival_s or 0.0,
+        "duration_s": max(call["finish_s"] for call in calls),
+        "calls": sorted(calls, key=lambda call: call["start_s"]),
+    }
 
 
 def _program_events(program: Timeline, pid: int, offset_s: float, first_flow: int) -> Iterator[_Event]:

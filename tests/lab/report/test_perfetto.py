@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from dataclasses import replace
 from typing import Any
 
 import msgspec
+from tests.lab.report.traces import recorded_trace
 from tests.page.stage import telling_program, wide_program
-from tests.page.traces import recorded_trace
 
 from autellix_backend.gateway.http.timeline import timeline_of
-from autellix_lab.report.perfetto import perfetto_trace
-from autellix_lab.report.recorded import show_programs
+from autellix_lab.report.perfetto import perfetto_trace, recorded_timeline
 
 
 def telling() -> dict[str, Any]:
@@ -105,12 +105,17 @@ def test_arrows_lead_from_a_call_to_those_that_depend_on_it() -> None:
 
 
 def test_programs_keep_their_arrivals_and_order() -> None:
-    shown = show_programs(recorded_trace(20))
-    trace = perfetto_trace(shown.timelines)
+    trace = perfetto_trace(filter(None, map(recorded_timeline, recorded_trace(20))))
     check(trace)
     names = [event["args"]["name"] for event in trace["traceEvents"] if event["name"] == "process_name"]
 
     assert [name.split(" ")[0] for name in names] == [f"program-{number}" for number in range(20)]
+
+
+def test_a_program_without_times_has_no_timeline() -> None:
+    [program] = recorded_trace(1)
+
+    assert recorded_timeline(replace(program, calls=(replace(program.calls[0], start_s=None),))) is None
 
 
 def test_calls_of_one_thread_that_overlap_get_tracks_of_their_own() -> None:

@@ -12,9 +12,8 @@ const MOST_CURVE_POINTS = 400;
 const BINS = 31;
 
 export class CompareView {
-  constructor(source) {
-    this.isLive = source.isLive;
-    this.runs = [...(source.runs ?? [])];
+  constructor() {
+    this.runs = [];
     this.metric = METRICS[0][0];
     this.problem = el("p", { class: "bad", role: "alert" });
     this.results = el("div", {});
@@ -22,10 +21,8 @@ export class CompareView {
     this.file = el("input", { type: "file", multiple: true, accept: ".json,.jsonl", id: "result-files", change: () => this.readFiles([...this.file.files]) });
     const own = el("div", { class: "card drop", dragover: (event) => event.preventDefault(), drop: (event) => this.onDrop(event) },
       el("label", { for: "result-files" }, "Files to compare: results of "), el("code", {}, "autellix bench replay --out FILE"), ", or traces that a gateway recorded. ",
-      "The first one is what the others are compared to. They stay in this browser.", el("p", {}, this.file, " ", el("button", { type: "button", click: () => this.clear() }, "Clear")),
-      el("p", { class: "soft" }, "What other policies would have made of a trace: ", el("code", {}, "autellix report TRACE --policies fcfs,boost -o report.html"), " runs the simulator and writes this page with its results."));
-    this.node = el("div", {}, el("h1", {}, "Compare"), this.isLive ? own : null,
-      (source.notes ?? []).map((note) => el("p", { class: "soft" }, note)), this.problem, this.results);
+      "The first one is what the others are compared to. They stay in this browser.", el("p", {}, this.file, " ", el("button", { type: "button", click: () => this.clear() }, "Clear")));
+    this.node = el("div", {}, el("h1", {}, "Compare"), own, this.problem, this.results);
   }
 
   open() {

@@ -5,10 +5,9 @@ import { el, setText } from "./dom.js";
 import { EnginesView } from "./engines.js";
 import { ProgramView } from "./program.js";
 import { ProgramsView } from "./programs.js";
-import { GatewaySource, ReportSource } from "./source.js";
+import { GatewaySource } from "./source.js";
 
-const embedded = document.getElementById("report-data");
-const source = embedded ? new ReportSource(JSON.parse(embedded.textContent)) : new GatewaySource();
+const source = new GatewaySource();
 const main = document.getElementById("main");
 const nav = document.getElementById("nav");
 const statusLine = document.getElementById("status");
@@ -17,10 +16,10 @@ let view = null;
 let turn = 0;
 
 const VIEWS = [
-  ["engines", "Engines", () => new EnginesView(source, ...listeners()), source.isLive],
-  ["programs", "Programs", () => new ProgramsView(source, ...listeners()), source.isLive || source.data.programs.length > 0],
-  ["compare", "Compare", () => new CompareView(source), source.isLive || source.runs.length > 0],
-].filter(([, , , isThere]) => isThere);
+  ["engines", "Engines", () => new EnginesView(source, ...listeners())],
+  ["programs", "Programs", () => new ProgramsView(source, ...listeners())],
+  ["compare", "Compare", () => new CompareView()],
+];
 
 function showStatus(text, isBad) {
   setText(statusLine, text);
@@ -41,7 +40,7 @@ function chosenView() {
   if (name === "program" && rest.length) {
     return ["programs", () => new ProgramView(source, decodeId(rest.join("/")), ...listeners()), "Program"];
   }
-  const [key, title, make] = VIEWS.find(([each]) => each === name) ?? VIEWS[0] ?? ["", "Nothing", () => new CompareView(source)];
+  const [key, title, make] = VIEWS.find(([each]) => each === name) ?? VIEWS[0];
   return [key, make, title];
 }
 
@@ -60,7 +59,7 @@ function showView() {
     else link.removeAttribute("aria-current");
   }
   replaceView(make());
-  document.title = `${title} · ${source.title || "Autellix"}`;
+  document.title = `${title} · Autellix`;
 }
 
 function replaceView(next) {
@@ -105,7 +104,6 @@ window.addEventListener("hashchange", () => {
   showView();
   main.focus();
 });
-signOut.hidden = !source.isLive || source.key === null;
-if (source.title) setText(document.getElementById("brand"), source.title);
+signOut.hidden = source.key === null;
 nav.append(...VIEWS.map(([name, title]) => el("a", { href: `#/${name}`, "data-view": name }, title)));
 showView();

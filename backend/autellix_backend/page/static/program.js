@@ -102,8 +102,8 @@ export class ProgramView {
       if (this.isClosed) return false;
       this.draw(timeline, why);
       setText(this.problem, "");
-      this.onStatus(this.source.isLive ? (timeline.state === "ended" ? "Ended" : "Live") : "", false);
-      return this.source.isLive && timeline.state !== "ended";
+      this.onStatus(timeline.state === "ended" ? "Ended" : "Live", false);
+      return timeline.state !== "ended";
     } catch (error) {
       return this.fail(error);
     }

@@ -70,10 +70,10 @@ export class ProgramsView {
     this.isPaused = false;
     this.isClosed = false;
     this.pendingEvents = [];
-    this.isStale = { live: source.isLive, ended: true };
+    this.isStale = { live: true, ended: true };
     this.feed = null;
     this.timers = new Set();
-    this.shown = source.isLive ? "live" : "ended";
+    this.shown = "live";
     const redraw = () => this.draw();
     this.tables = {
       live: new LongTable({
@@ -98,22 +98,18 @@ export class ProgramsView {
       el("button", { type: "button", click: () => this.choose(kind) }, kind === "live" ? "Running" : "Ended"));
     this.note = el("span", { class: "soft", "aria-live": "off", id: "programs-count" });
     this.place = el("div", {});
-    const kinds = this.source.isLive ? el("span", { class: "group", role: "group", "aria-label": "Which programs" }, this.choices) : null;
+    const kinds = el("span", { class: "group", role: "group", "aria-label": "Which programs" }, this.choices);
     return el("div", {}, el("h1", {}, "Programs"),
-      el("div", { class: "tools-row" }, kinds, this.search, this.source.isLive ? this.pause : null, this.note), this.place);
+      el("div", { class: "tools-row" }, kinds, this.search, this.pause, this.note), this.place);
   }
 
   open() {
     this.choose(this.shown);
-    if (this.source.isLive) {
-      this.follow();
-      this.repeatListing();
-      this.every(DRAW_MS, () => this.takeEvents());
-      this.visibility = () => this.onVisibility();
-      document.addEventListener("visibilitychange", this.visibility);
-    } else {
-      this.listEnded();
-    }
+    this.follow();
+    this.repeatListing();
+    this.every(DRAW_MS, () => this.takeEvents());
+    this.visibility = () => this.onVisibility();
+    document.addEventListener("visibilitychange", this.visibility);
   }
 
   close() {

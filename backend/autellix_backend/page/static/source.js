@@ -1,4 +1,4 @@
-// The sources of the page's data: the gateway that serves it, or the report file that contains it.
+// The source of the page's data: the gateway that serves it.
 
 const KEY_NAME = "autellix.key";
 const MOST_EXPLAINED = 8;
@@ -11,11 +11,6 @@ export class AnswerError extends Error {
 }
 
 export class GatewaySource {
-  constructor() {
-    this.isLive = true;
-    this.title = "";
-  }
-
   get key() {
     return sessionStorage.getItem(KEY_NAME);
   }
@@ -102,28 +97,4 @@ export function readEvent(block) {
   const kind = lines.find((line) => line.startsWith("event: "));
   const data = lines.find((line) => line.startsWith("data: "));
   return kind && data ? { ...JSON.parse(data.slice(6)), kind: kind.slice(7) } : null;
-}
-
-export class ReportSource {
-  constructor(data) {
-    this.isLive = false;
-    this.data = data;
-    this.title = data.title;
-    this.runs = data.runs;
-    this.notes = data.notes;
-  }
-
-  async ended() {
-    return { programs: this.data.programs, hasMore: false };
-  }
-
-  async timeline(programId) {
-    const found = this.data.timelines.find((timeline) => timeline.program_id === programId);
-    if (!found) throw new AnswerError(404, "The report has no such program.");
-    return found;
-  }
-
-  async why() {
-    return null;
-  }
 }

@@ -1,4 +1,4 @@
-"""Recorded programs for reports: chats and fan-outs, as a gateway would have recorded them."""
+"""Recorded programs: chats and fan-outs, as a gateway would have recorded them."""
 
 from __future__ import annotations
 

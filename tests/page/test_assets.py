@@ -1,0 +1,18 @@
+"""The page's files: no script or style in them but their own, and nothing of another host."""
+
+from __future__ import annotations
+
+import re
+
+from autellix_backend.page.assets import INDEX, assets
+
+
+def test_no_asset_has_inline_script_or_style_or_another_host() -> None:
+    for name, asset in assets().items():
+        text = asset.content.decode().replace("http://www.w3.org/2000/svg", "")
+        assert not re.search(r"https?://", text), name
+        assert not re.search(
+            r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|new Function", text
+        ), name
+    index = assets()[INDEX].content.decode()
+    assert not re.search(r"<style|\sstyle=|\son\w+=|<script(?! type=\"module\" src)", index)
