@@ -10,7 +10,6 @@ from autellix_backend.gateway.raw_json import (
     ValueMarks,
     count_marks,
     first_item_byte,
-    items,
     scalar,
     whole_number,
 )
@@ -67,10 +66,6 @@ def test_whole_numbers_are_read_as_engines_do(text: bytes, number: int | None) -
 )
 def test_the_first_item_says_what_a_list_holds(text: bytes, byte: bytes) -> None:
     assert first_item_byte(msgspec.Raw(text)) == byte
-
-
-def test_a_list_is_split_into_its_items() -> None:
-    assert [bytes(item) for item in items(msgspec.Raw(b'[1, "a", [2]]'))] == [b"1", b'"a"', b"[2]"]
 
 
 @pytest.mark.parametrize("unit", [b"[],", b'{"a":1},', b'"a":1,', b"1,"])

@@ -49,13 +49,17 @@ async def post(rig: Any, url: str, row: Dialect, **fields: Any) -> tuple[aiohttp
 
 @named(IN_FULL)
 async def test_an_answer_is_the_engines_with_a_receipt(serve: Any, row: Dialect) -> None:
-    async with serve() as rig:
+    async with serve(FakeBehaviour(extra_fields={"future": [1, 2]})) as rig:
         direct = json.loads((await post(rig, rig.engine.base_url, row))[1])
         response, content = await post(rig, rig.url, row)
         through = json.loads(content)
         receipt = through.pop("autellix")
         assert {**direct, "id": ""} == {**through, "id": ""}
         assert response.headers["X-Autellix-Program-ID"] == receipt["program_id"] == "p"
+        assert response.headers["X-Autellix-Call-ID"] == receipt["call_id"]
+        assert response.headers["X-Autellix-Engine"] == "fake-0"
+        assert response.headers["X-Autellix-Identity-Source"] == "program-header"
+        assert response.headers["X-Autellix-Queue-Level"] == "1"
         # Without identity in the engine, reports cannot be matched to calls.
         assert receipt["estimated"] is not row.takes_identity
         assert ("vllm_xargs" in rig.engine.requests[-1].json) is row.takes_identity
@@ -79,6 +83,7 @@ async def test_a_stream_that_breaks_off_ends_with_an_error_event(serve: Any, row
     async with serve(FakeBehaviour(fault=Fault.RESET_MID_STREAM)) as rig:
         events = (await post(rig, rig.url, row, stream=True))[1].split(b"\n\n")
         (error,) = [event for event in events if b'"error"' in event]
+        assert not any(event.startswith(row.stream_ends) for event in events)
         name, _, data = error.rpartition(b"data: ")
         assert name == (b"event: error\n" if row.errors is ErrorShape.ANTHROPIC else b"")
         assert_shape(json.loads(data), row.errors)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.gateway.snapshots import open_call, overview, program, snapshot, standing
 
-from autellix_backend.gateway.explain.overview import OpenCallState, Overview, ProgramState
+from autellix_backend.gateway.explain.overview import OpenCallState, ProgramState
 
 RUNS = standing("p", place=1, level=1, is_running=True)
 WAITS = standing("p", place=2, level=2)
@@ -61,11 +61,3 @@ def test_of_parallel_choices_the_last_counts() -> None:
     call = open_call("k")
 
     assert overview(call, last=snapshot(first, last)).in_engine(call) == last
-
-
-def test_calls_belong_to_their_programs() -> None:
-    mine, other = open_call("a"), open_call("b", program_id="q")
-    present = Overview((mine, other), {}, 0.0)
-
-    assert present.calls_of("p") == [mine]
-    assert present.calls_of("nobody") == []

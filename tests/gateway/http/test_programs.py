@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import pytest
 from tests.gateway.snapshots import snapshot, standing
 from tests.waiting import PATIENCE_S
 
@@ -110,18 +109,13 @@ async def test_active_programs_come_first_and_the_limit_holds(serve: Any) -> Non
         }
 
 
-@pytest.mark.parametrize("name", ["limit", "state"])
-@pytest.mark.parametrize("value", ["0", "-1", "x", "", "10001", "99999999999999999999", "Running", "²"])
-async def test_a_bad_query_is_named(serve: Any, name: str, value: str) -> None:
+async def test_a_bad_query_is_named(serve: Any) -> None:
+    bad = ("0", "-1", "x", "", "10001", "99999999999999999999", "Running", "²")
+    # Pydantic takes these for numbers.
+    odd = ("%205", "5%20", "5.0", "%2B5", "1_0")
     async with serve() as rig:
-        status, error = await rig.get(f"{PROGRAMS}?{name}={value}")
-        assert (status, error["error"]["param"]) == (400, name)
-        assert "expected" in error["error"]["message"]
-
-
-@pytest.mark.parametrize("value", ["%205", "5%20", "5.0", "%2B5", "1_0"])
-async def test_a_limit_is_digits_alone(serve: Any, value: str) -> None:
-    async with serve() as rig:
-        status, error = await rig.get(f"{PROGRAMS}?limit={value}")
-        assert (status, error["error"]["param"]) == (400, "limit")
-        assert "expected a whole number" in error["error"]["message"]
+        for name, values in (("limit", bad + odd), ("state", bad)):
+            for value in values:
+                status, error = await rig.get(f"{PROGRAMS}?{name}={value}")
+                assert (status, error["error"]["param"]) == (400, name)
+                assert "expected" in error["error"]["message"]
