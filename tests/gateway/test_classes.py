@@ -11,9 +11,9 @@ from autellix_backend.gateway.classes import LEAST_PROGRAMS, ProgramClasses, cla
 from autellix_backend.stores.base import CallStart, ProgramEnd
 
 
-def begin(classes: ProgramClasses, program: str, name: str | None = "chat", tenant: str = "") -> None:
+def begin(classes: ProgramClasses, program: str, name: str | None = "chat", tenant: str = "") -> str:
     known = None if name is None else class_id(tenant, name)
-    classes.on_call_begun(CallStart(key=program, call_id="c", program_id=program, class_id=known))
+    return classes.on_call_begun(CallStart(key=program, call_id="c", program_id=program, class_id=known))
 
 
 def test_the_spread_is_that_of_a_tenants_ended_programs() -> None:
@@ -33,12 +33,11 @@ def test_the_first_call_decides_the_class_until_the_program_ends() -> None:
     classes = ProgramClasses()
     begin(classes, "p", None)
     assert ("p" in classes, len(classes)) == (False, 0)
-    begin(classes, "p", "chat")
-    begin(classes, "p", "tree")
-    assert (classes.class_of("p"), len(classes)) == ("/chat", 1)
+    assert [begin(classes, "p", name) for name in ("chat", "tree", None)] == ["/chat"] * 3
+    assert len(classes) == 1
     classes.on_program_ended(ProgramEnd(program_id="p", work=7.0))
     classes.on_program_ended(ProgramEnd(program_id="unknown"))
-    assert (classes.class_of("p"), len(classes)) == ("", 0)
+    assert (begin(classes, "p", None), len(classes)) == ("", 0)
 
 
 @pytest.mark.parametrize(("has_prompt", "name"), [(True, "/prompt-"), (False, "/unnamed")])

@@ -33,20 +33,17 @@ class ProgramClasses:
         """Return whether the class of a program is known."""
         return program_id in self._classes
 
-    def on_call_begun(self, start: CallStart) -> None:
-        """Follow a program from its first call here on, which decides its class."""
+    def on_call_begun(self, start: CallStart) -> str:
+        """Follow a program from its first call here on, which decides its class; return the class's id."""
         if start.class_id is not None:
             self._classes.setdefault(start.program_id, start.class_id)
+        return self._classes.get(start.program_id, "")
 
     def on_program_ended(self, end: ProgramEnd) -> None:
         """Add the size of an ended program to its tenant's; one without a class or work has no size."""
         found = self._classes.pop(end.program_id, end.class_id)
         if found is not None:
             self._sizes[tenant_of(found)].add(end.work)
-
-    def class_of(self, program_id: str) -> str:
-        """Return the id of a program's class, empty for an unknown program."""
-        return self._classes.get(program_id, "")
 
     def spread(self, tenant: str) -> float | None:
         """Return the standard deviation of ln(work) over a tenant's latest ended programs, None at first."""

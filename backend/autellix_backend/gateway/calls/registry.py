@@ -134,8 +134,7 @@ class CallRegistry:
             if isinstance(error, NotOwnerError):
                 raise ForeignProgramError(call.tenant.shown(start.program_id)) from error
             raise
-        self._classes.on_call_begun(start)
-        call.begin(start, inherited, now, self._classes.class_of(start.program_id))
+        call.begin(start, inherited, now, self._classes.on_call_begun(start))
         call.level = bisect_right(self._bounds, call.entry_service_s) + 1
         self._open[start.key] = call
         self._is_idle.clear()

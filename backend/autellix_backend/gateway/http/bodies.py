@@ -6,8 +6,9 @@ from collections.abc import Callable, Coroutine
 from typing import Annotated, Any
 
 import msgspec
+from fastapi import Query
 from fastapi.routing import APIRoute
-from pydantic import AfterValidator, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, WithJsonSchema
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -23,6 +24,8 @@ ID_SCHEMA: dict[str, Any] = {
     "description": "Printable ASCII",
 }
 JSON_TYPE = "application/json"
+DEFAULT_LIMIT = 200
+MAX_LIMIT = 1000
 MAX_CONTROL_BYTES = 64 * 1024
 """The largest body of a control endpoint; those of our own clients are below 1 KiB."""
 
@@ -34,6 +37,13 @@ def _checked(value: str) -> str:
         raise ValueError(str(error).removeprefix(": ")) from error
 
 
+def _digits(value: object) -> object:
+    # Pydantic also accepts blanks, underscores and a fraction of zero.
+    if isinstance(value, str) and not (value.isascii() and value.isdecimal()):
+        raise ValueError(f"is {value!r}; expected a whole number from 1 to {MAX_LIMIT}")
+    return value
+
+
 def json_response(content: object) -> Response:
     """Return an answer past FastAPI, which would validate each value and delay other calls."""
     return Response(msgspec.json.encode(content), media_type=JSON_TYPE)
@@ -41,6 +51,8 @@ def json_response(content: object) -> Response:
 
 Id = Annotated[str, AfterValidator(_checked), WithJsonSchema(ID_SCHEMA)]
 """An id by the rules of the wire, without surrounding blanks."""
+Limit = Annotated[int, BeforeValidator(_digits), Query(ge=1, le=MAX_LIMIT)]
+"""The most rows of a listing."""
 
 
 class BoundedRequest(Request):

@@ -6,9 +6,8 @@ import asyncio
 import math
 from dataclasses import asdict, dataclass
 from operator import itemgetter
-from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter
 from starlette.responses import Response
 
 from autellix_backend.gateway.errors import InvalidRequestError, NotFoundError
@@ -16,7 +15,7 @@ from autellix_backend.gateway.explain.explanations import CallExplanation
 from autellix_backend.gateway.history.critical_path import Spent, spent, spent_text
 from autellix_backend.gateway.history.history import PastProgram
 from autellix_backend.gateway.history.spans import Span, spans
-from autellix_backend.gateway.http.bodies import json_response
+from autellix_backend.gateway.http.bodies import DEFAULT_LIMIT, Limit, json_response
 from autellix_backend.gateway.http.components import Ended, History, IsShown, Turn, Viewer
 from autellix_backend.gateway.http.refusals import refusals
 from autellix_backend.gateway.tenancy.tenants import Tenant
@@ -24,8 +23,6 @@ from autellix_backend.observe.settled_call import Outcome, SettledCall
 from autellix_wire.paths import API_PREFIX
 
 HISTORY_PATH = API_PREFIX + "/history"
-DEFAULT_LIMIT = 200
-MAX_LIMIT = 1000
 ENDED = "ended"
 FINISHED = "finished"
 
@@ -134,7 +131,7 @@ async def list_ended(
     history: History,
     is_shown: IsShown,
     turn: Turn,
-    limit: Annotated[int, Query(ge=1, le=MAX_LIMIT)] = DEFAULT_LIMIT,
+    limit: Limit = DEFAULT_LIMIT,
     after: str | None = None,
 ) -> Response:
     """List the programs that ended, the last one first: the tenant's own, or all for an admin."""

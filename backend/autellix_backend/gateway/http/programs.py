@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Annotated
 
-from fastapi import APIRouter, Query
-from pydantic import BeforeValidator
+from fastapi import APIRouter
 from starlette.responses import Response
 
 from autellix_backend.gateway.errors import InvalidRequestError
@@ -20,7 +18,7 @@ from autellix_backend.gateway.explain.views import (
     program_row,
 )
 from autellix_backend.gateway.explain.why import explain_program
-from autellix_backend.gateway.http.bodies import json_response
+from autellix_backend.gateway.http.bodies import DEFAULT_LIMIT, Limit, json_response
 from autellix_backend.gateway.http.components import (
     CurrentOverview,
     Ended,
@@ -37,8 +35,6 @@ from autellix_backend.gateway.http.history import EndedExplanation, explain_ende
 from autellix_backend.gateway.http.refusals import refusals
 from autellix_wire.paths import PROGRAMS_PATH
 
-DEFAULT_LIMIT = 200
-MAX_LIMIT = 1000
 MAX_PAGES = 80
 """The most pages of the store for one answer, which may then be shorter than its limit and has a cursor."""
 PAGE_PROGRAMS = 25
@@ -64,13 +60,6 @@ class ProgramDetail(ProgramRow):
     calls: tuple[CallRow, ...]
 
 
-def _check_limit(value: object) -> object:
-    # Pydantic also accepts blanks, underscores and a fraction of zero.
-    if isinstance(value, str) and not (value.isascii() and value.isdecimal()):
-        raise ValueError(f"is {value!r}; expected a whole number from 1 to {MAX_LIMIT}")
-    return value
-
-
 router = APIRouter(tags=["operators"], responses=refusals(401, 500))
 
 
@@ -82,7 +71,7 @@ async def list_programs(
     is_shown: IsShown,
     turn: Turn,
     overview: CurrentOverview,
-    limit: Annotated[int, BeforeValidator(_check_limit), Query(ge=1, le=MAX_LIMIT)] = DEFAULT_LIMIT,
+    limit: Limit = DEFAULT_LIMIT,
     state: ProgramState | None = None,
     after: str | None = None,
 ) -> Response:
