@@ -11,7 +11,6 @@ import os
 from pathlib import Path
 from unittest import mock
 
-from autellix_backend.cli.commands import GROUPS
 from autellix_backend.cli.main import all_commands, make_parser
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "cli.md"
@@ -41,14 +40,11 @@ def page() -> str:
             os.environ.pop(variable, None)
         parsers = _below(make_parser(list(commands)))
     parts = [HEAD]
-    for group, heading in GROUPS.items():
-        parts.append(f"## {heading}\n")
-        for name, command in commands.items():
-            if command.group == group:
-                summary = f"{command.summary[0].upper()}{command.summary[1:]}."
-                parts.append(f"### `autellix {name}`\n\n{summary}\n\n```console\n$ {command.example}\n```\n")
-                parts += _arguments(parsers[name])
-                parts += _actions(parsers[name], f"autellix {name}")
+    for name, command in commands.items():
+        summary = f"{command.summary[0].upper()}{command.summary[1:]}."
+        parts.append(f"## `autellix {name}`\n\n{summary}\n\n```console\n$ {command.example}\n```\n")
+        parts += _arguments(parsers[name])
+        parts += _actions(parsers[name], f"autellix {name}")
     return "\n".join(parts)
 
 
@@ -63,7 +59,7 @@ def _actions(parser: argparse.ArgumentParser, name: str) -> list[str]:
     }
     for action, child in _below(parser).items():
         text = about.get(action, "")
-        parts.append(f"#### `{name} {action}`\n\n{text[:1].upper()}{text[1:]}.\n")
+        parts.append(f"### `{name} {action}`\n\n{text[:1].upper()}{text[1:]}.\n")
         parts += _arguments(child)
     return parts
 

@@ -14,7 +14,7 @@ from types import ModuleType
 import pytest
 
 from autellix_backend.cli import main as cli
-from autellix_backend.cli.commands import COMMANDS, GROUPS
+from autellix_backend.cli.commands import COMMANDS
 from autellix_backend.engines.base import EngineStartError
 from autellix_lab.demo.model import MARKER
 
@@ -127,8 +127,7 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         cli.main(["--help"])
 
     text = capsys.readouterr().out
-    assert all(f"\n  {name} " in text for name in cli.all_commands())
-    assert all(f"\n{heading}:" in text for heading in GROUPS.values())
+    assert all(re.search(rf"\n    {name}\s", text) for name in cli.all_commands())
 
 
 @pytest.mark.parametrize("name", cli.all_commands())
@@ -137,7 +136,6 @@ def test_each_command_has_an_example_that_parses(name: str) -> None:
     command = cli.all_commands()[name]
     words = shlex.split(re.sub(r'^eval "\$\((.*)\)"$', r"\1", command.example))
     assert words[:2] == ["autellix", name]
-    assert command.group in GROUPS
     cli.make_parser([name]).parse_args(words[1:])
 
 

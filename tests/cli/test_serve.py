@@ -9,7 +9,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from autellix_lab.demo import model as demo_model
 from autellix_lab.fakes.engine import FakeBehaviour, FakeEngine
 
 FAKE_SERVER = (sys.executable, "-S", str(Path(__file__).parents[1] / "engines" / "fake_server.py"))
+BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 READY = re.compile(r"Autellix is ready: .* at (http://127\.0\.0\.1:\d+)/v1")
 
 
@@ -59,31 +60,42 @@ async def serve_and(
     return await asyncio.wait_for(server, PATIENCE_S)
 
 
-def test_serves_a_remote_engine_until_sigterm(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.fixture
+async def engine() -> AsyncIterator[FakeEngine]:
+    """Yield a running engine of others."""
+    found = FakeEngine()
+    await found.start()
+    yield found
+    await found.stop()
+
+
+async def test_serves_a_remote_engine_until_sigterm(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], engine: FakeEngine
+) -> None:
     """A call goes through the gateway to the engine, and SIGTERM ends the server with code 0."""
 
     async def use(root: str) -> None:
-        body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
         async with (
             aiohttp.ClientSession() as client,
-            client.post(root + "/v1/chat/completions", json=body) as response,
+            client.post(root + "/v1/chat/completions", json=BODY) as response,
         ):
             assert response.status == 200, await response.text()
 
-    async def main() -> int:
-        engine = FakeEngine()
-        await engine.start()
-        try:
-            return await serve_and(make_settings(tmp_path, urls=(engine.base_url,)), capsys, use)
-        finally:
-            await engine.stop()
-
-    assert asyncio.run(main()) == 0
+    assert await serve_and(make_settings(tmp_path, urls=(engine.base_url,)), capsys, use) == 0
 
 
 @pytest.fixture
 def fake_replica(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> VllmReplica:
     replica = VllmReplica(make_settings(tmp_path, model="m"), server=FAKE_SERVER)
+    monkeypatch.setattr("autellix_backend.cli.running_engines.make_engines", lambda _settings: [replica])
+    return replica
+
+
+@pytest.fixture
+def loading_replica(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> VllmReplica:
+    """Return an engine that never becomes ready."""
+    settings = make_settings(tmp_path, model="m", extra_args=("--fail", "late"))
+    replica = VllmReplica(settings, server=FAKE_SERVER)
     monkeypatch.setattr("autellix_backend.cli.running_engines.make_engines", lambda _settings: [replica])
     return replica
 
@@ -115,10 +127,9 @@ async def test_a_dead_engine_leaves_a_gateway_that_answers_503(
 
     async def use(root: str) -> None:
         await kill_engine(fake_replica)
-        body = {"model": "m", "messages": []}
         async with (
             aiohttp.ClientSession() as client,
-            client.post(root + "/v1/chat/completions", json=body) as response,
+            client.post(root + "/v1/chat/completions", json=BODY) as response,
         ):
             assert response.status == 503
             assert "told to die" in (await response.json())["error"]["message"]
@@ -149,18 +160,14 @@ async def test_a_dead_engine_comes_back(
 
 
 async def test_a_signal_during_the_start_ends_the_engine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, loading_replica: VllmReplica
 ) -> None:
     """SIGINT while the engine loads leaves no process and gives code 130."""
-    settings = make_settings(tmp_path, model="m", extra_args=("--fail", "late"))
-    replica = VllmReplica(settings, server=FAKE_SERVER)
-    monkeypatch.setattr("autellix_backend.cli.running_engines.make_engines", lambda _settings: [replica])
-
     server = asyncio.create_task(serve(make_settings(tmp_path)))
-    await until(lambda: replica.pid is not None)
+    await until(lambda: loading_replica.pid is not None)
     os.kill(os.getpid(), signal.SIGINT)
     assert await asyncio.wait_for(server, PATIENCE_S) == 130
-    assert replica.pid is None
+    assert loading_replica.pid is None
 
 
 def with_tenants(settings: Settings, path: Path) -> Settings:
@@ -184,16 +191,11 @@ async def hang_up(capsys: pytest.CaptureFixture[str], words: str = "read the ten
 
 
 async def test_sighup_during_the_start_reloads_the_tenants(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, loading_replica: VllmReplica, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A unit that is reloaded while its engines load goes on starting."""
-    settings = make_settings(tmp_path, model="m", extra_args=("--fail", "late"))
-    settings = with_tenants(settings, tmp_path / "tenants.toml")
-    replica = VllmReplica(settings, server=FAKE_SERVER)
-    monkeypatch.setattr("autellix_backend.cli.running_engines.make_engines", lambda _settings: [replica])
-
-    server = asyncio.create_task(serve(settings))
-    await until(lambda: replica.pid is not None)
+    server = asyncio.create_task(serve(with_tenants(make_settings(tmp_path), tmp_path / "tenants.toml")))
+    await until(lambda: loading_replica.pid is not None)
     await hang_up(capsys)
     os.kill(os.getpid(), signal.SIGINT)
     assert await asyncio.wait_for(server, PATIENCE_S) == 130
@@ -226,17 +228,15 @@ async def test_sighup_while_the_engines_stop_reloads_the_tenants(
 
 @pytest.mark.parametrize("page", ["on", "off"])
 async def test_while_the_engines_start_the_page_says_so_and_calls_come_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page: str
+    tmp_path: Path, loading_replica: VllmReplica, page: str
 ) -> None:
-    settings = make_settings(tmp_path, model="m", extra_args=("--fail", "late"))
+    settings = make_settings(tmp_path)
     settings = replace(settings, gateway=replace(settings.gateway, page=page))
-    replica = VllmReplica(settings, server=FAKE_SERVER)
-    monkeypatch.setattr("autellix_backend.cli.running_engines.make_engines", lambda _settings: [replica])
     found: dict[str, tuple[int, str]] = {}
 
     with contextlib.closing(bind(settings.gateway)) as listener:
         server = asyncio.create_task(serve_on(settings, listener))
-        await until(lambda: replica.pid is not None)
+        await until(lambda: loading_replica.pid is not None)
         root = f"http://127.0.0.1:{listener.getsockname()[1]}"
         async with aiohttp.ClientSession() as client:
             for path in ("/", "/autellix/", "/autellix/page/page.css", "/autellix/page/none", "/health"):
@@ -259,7 +259,7 @@ async def in_flight(client: aiohttp.ClientSession, root: str, engine: FakeEngine
     """Make a call that streams and one that does not; return once both are at the engine."""
 
     async def call(is_streaming: bool) -> tuple[int, bytes]:
-        body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": is_streaming}
+        body = BODY | {"stream": is_streaming}
         async with client.post(root + "/v1/chat/completions", json=body) as response:
             return response.status, await response.read()
 
@@ -384,7 +384,9 @@ def test_a_call_log_that_cannot_be_written_shows_before_the_engine_starts(
     assert f"observe.call_log: cannot write {path}" in capsys.readouterr().err
 
 
-def test_sighup_reloads_the_tenants(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_sighup_reloads_the_tenants(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], engine: FakeEngine
+) -> None:
     """A key added to the file is accepted from then on; a faulty file changes nothing."""
     path = tmp_path / "tenants.toml"
     keys = [new_key(), new_key()]
@@ -410,65 +412,43 @@ def test_sighup_reloads_the_tenants(tmp_path: Path, capsys: pytest.CaptureFixtur
         await hang_up(capsys)
         assert await statuses(root) == [401, 200]
 
-    async def main() -> int:
-        engine = FakeEngine()
-        await engine.start()
-        settings = make_settings(tmp_path, urls=(engine.base_url,))
-        settings = replace(settings, gateway=replace(settings.gateway, tenants_file=path))
-        try:
-            return await serve_and(settings, capsys, use)
-        finally:
-            await engine.stop()
-
     write("first", keys[0])
-    assert asyncio.run(main()) == 0
+    settings = make_settings(tmp_path, urls=(engine.base_url,))
+    settings = replace(settings, gateway=replace(settings.gateway, tenants_file=path))
+    assert await serve_and(settings, capsys, use) == 0
 
 
-def test_serves_while_an_optional_engine_is_missing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+async def test_serves_while_an_optional_engine_is_missing(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    engine: FakeEngine,
 ) -> None:
     """Calls go to the engine that is there; the other one is down."""
     monkeypatch.setattr("autellix_backend.engines.remote.START_PATIENCE_S", 0.05)
 
     async def use(root: str) -> None:
-        body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
         async with aiohttp.ClientSession() as client:
             for _ in range(4):
-                async with client.post(root + "/v1/chat/completions", json=body) as response:
+                async with client.post(root + "/v1/chat/completions", json=BODY) as response:
                     assert response.status == 200
                     assert response.headers["X-Autellix-Engine"] == "remote-1"
 
-    async def main() -> int:
-        engine = FakeEngine()
-        await engine.start()
-        gone = FakeEngine()
-        await gone.start()
-        missing_url = gone.base_url
-        await gone.stop()
-        settings = make_settings(tmp_path, urls=(missing_url, engine.base_url), must_answer=False)
-        try:
-            return await serve_and(settings, capsys, use)
-        finally:
-            await engine.stop()
-
-    assert asyncio.run(main()) == 0
+    urls = ("http://127.0.0.1:1", engine.base_url)
+    assert await serve_and(make_settings(tmp_path, urls=urls, must_answer=False), capsys, use) == 0
 
 
-def test_the_policy_of_engines_that_have_not_answered_is_not_known(
+async def test_the_policy_of_engines_that_have_not_answered_is_not_known(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As in a cluster, whose engines take longer to start than gateways."""
     monkeypatch.setattr("autellix_backend.engines.remote.START_PATIENCE_S", 0.05)
     settings = make_settings(tmp_path, urls=("http://127.0.0.1:1",), must_answer=False)
     seen: list[str] = []
-
-    async def main() -> int:
-        server = asyncio.create_task(serve(settings))
-        await wait_ready(capsys, seen)
-        os.kill(os.getpid(), signal.SIGTERM)
-        return await asyncio.wait_for(server, PATIENCE_S)
-
-    assert asyncio.run(main()) == 0
+    server = asyncio.create_task(serve(settings))
+    await wait_ready(capsys, seen)
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert await asyncio.wait_for(server, PATIENCE_S) == 0
     assert "(policy not known yet: no engine reports)" in "".join(seen)
 
 

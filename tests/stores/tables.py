@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from typing import Any
 
 from tests.stores.redis_check import check_table
@@ -47,10 +46,10 @@ class Table:
         self._prefix = f"test-{next(_numbers)}"
         self._opened: list[ProgramStore] = []
 
-    def renew(self) -> None:
+    async def renew(self) -> None:
         """Have an empty table from here on."""
+        await self.close()
         self._prefix = f"test-{next(_numbers)}"
-        self._opened.clear()
 
     async def open(self, policy: str = "plas", **options: Any) -> Any:
         """Open a store; one in Redis is another gateway's on the same table."""
@@ -59,16 +58,10 @@ class Table:
         self._opened.append(store)
         return store
 
-    def run(self, work: Coroutine[Any, Any, Any]) -> None:
-        """Run a test, and close what it opened."""
-        asyncio.run(self._run(work))
-
-    async def _run(self, work: Coroutine[Any, Any, Any]) -> None:
-        try:
-            await work
-        finally:
-            for store in self._opened:
-                await store.close()
+    async def close(self) -> None:
+        """Close all stores."""
+        while self._opened:
+            await self._opened.pop().close()
 
     def _make(self, policy: str, **options: Any) -> Any:
         rule = make_policy(policy)

@@ -23,101 +23,85 @@ from autellix_backend.stores.memory import HISTORY_CALLS
 
 
 @pytest.mark.parametrize(("policy", "expected"), [("plas", 5.0), ("atlas", 3.0)])
-def test_the_policy_decides_what_parallel_calls_add_up_to(table: Table, policy: str, expected: float) -> None:
-    async def main() -> None:
-        store = await table.open(policy)
+async def test_the_policy_decides_what_parallel_calls_add_up_to(
+    table: Table, policy: str, expected: float
+) -> None:
+    store = await table.open(policy)
+    await store.begin(start("a"), 0.0)
+    await store.begin(start("b"), 0.0)
+    await store.settle(end("a", 1.0, 1.0), 1.0)
+    await store.settle(end("b", 3.0), 2.0)
+    inherited = await store.begin(start("c"), 3.0)
+    assert inherited == Inherited(
+        service_s=expected, program_service_s=expected, wait_s=2.0, finished_calls=2, age_s=3.0
+    )
+    check(store)
+
+
+async def test_a_call_is_settled_exactly_once(table: Table) -> None:
+    store = await table.open()
+    await store.begin(start("a"), 0.0)
+    with pytest.raises(DuplicateCallError):
         await store.begin(start("a"), 0.0)
-        await store.begin(start("b"), 0.0)
-        await store.settle(end("a", 1.0, 1.0), 1.0)
-        await store.settle(end("b", 3.0), 2.0)
-        inherited = await store.begin(start("c"), 3.0)
-        assert inherited == Inherited(
-            service_s=expected, program_service_s=expected, wait_s=2.0, finished_calls=2, age_s=3.0
-        )
-        check(store)
-
-    table.run(main())
-
-
-def test_a_call_is_settled_exactly_once(table: Table) -> None:
-    async def main() -> None:
-        store = await table.open()
-        await store.begin(start("a"), 0.0)
-        with pytest.raises(DuplicateCallError):
-            await store.begin(start("a"), 0.0)
+    await store.settle(end("a", 1.0), 1.0)
+    with pytest.raises(UnknownCallError):
         await store.settle(end("a", 1.0), 1.0)
-        with pytest.raises(UnknownCallError):
-            await store.settle(end("a", 1.0), 1.0)
-        view = await store.program("p")
-        assert view is not None
-        assert (view.service_s, view.finished_calls) == (1.0, 1)
-        check(store)
-
-    table.run(main())
+    view = await store.program("p")
+    assert view is not None
+    assert (view.service_s, view.finished_calls) == (1.0, 1)
+    check(store)
 
 
-def test_a_program_ends_with_its_final_call_but_not_before_the_others(table: Table) -> None:
-    async def main() -> None:
-        store = await table.open()
-        await store.begin(start("a"), 0.0)
-        await store.begin(start("b"), 0.0)
-        await store.settle(end("a", 1.0, is_final=True), 1.0)
-        check(store)
-        assert await store.program("p") is not None
-        await store.settle(end("b", 1.0), 2.0)
-        assert await store.program("p") is None
-        check(store)
-
-    table.run(main())
+async def test_a_program_ends_with_its_final_call_but_not_before_the_others(table: Table) -> None:
+    store = await table.open()
+    await store.begin(start("a"), 0.0)
+    await store.begin(start("b"), 0.0)
+    await store.settle(end("a", 1.0, is_final=True), 1.0)
+    check(store)
+    assert await store.program("p") is not None
+    await store.settle(end("b", 1.0), 2.0)
+    assert await store.program("p") is None
+    check(store)
 
 
-def test_closing_a_session_ends_the_programs_that_it_alone_keeps(table: Table) -> None:
-    async def main() -> None:
-        store = await table.open()
-        assert await store.open_session("s", 0.0) is True
-        assert await store.open_session("s", 0.0) is False
-        for key, program, session in (("a", "p", "s"), ("b", "q", "s"), ("c", "q", "t")):
-            await store.begin(start(key, program, session), 0.0)
-            await store.settle(end(key, 1.0, program=program), 1.0)
-        check(store)
-        assert await store.close_session("s", 2.0) is True
-        assert [view.program_id for view in await all_programs(store)] == ["q"]
-        assert await store.close_session("s", 2.0) is False
-        assert await store.close_session("t", 2.0) is True
-        assert await store.counts() == Counts(programs=0, sessions=0, active_calls=0)
-        check(store)
-
-    table.run(main())
+async def test_closing_a_session_ends_the_programs_that_it_alone_keeps(table: Table) -> None:
+    store = await table.open()
+    assert await store.open_session("s", 0.0) is True
+    assert await store.open_session("s", 0.0) is False
+    for key, program, session in (("a", "p", "s"), ("b", "q", "s"), ("c", "q", "t")):
+        await store.begin(start(key, program, session), 0.0)
+        await store.settle(end(key, 1.0, program=program), 1.0)
+    check(store)
+    assert await store.close_session("s", 2.0) is True
+    assert [view.program_id for view in await all_programs(store)] == ["q"]
+    assert await store.close_session("s", 2.0) is False
+    assert await store.close_session("t", 2.0) is True
+    assert await store.counts() == Counts(programs=0, sessions=0, active_calls=0)
+    check(store)
 
 
-def test_a_lost_heartbeat_ends_the_session_and_a_running_call_may_end_after_it(table: Table) -> None:
-    async def main() -> None:
-        store = await table.open()
-        await store.open_session("s", 0.0)
-        await store.begin(start("a", session="s"), 0.0)
-        assert await store.heartbeat("s", 20.0) is True
-        assert (await store.reap(49.0)).sessions == ()
-        assert (await store.reap(50.0)).sessions == ("s",)
-        assert await store.heartbeat("s", 51.0) is False
-        check(store)
-        await store.settle(end("a", 1.0), 60.0)
-        assert await store.counts() == Counts(programs=0, sessions=0, active_calls=0)
-        check(store)
-
-    table.run(main())
+async def test_a_lost_heartbeat_ends_the_session_and_a_running_call_may_end_after_it(table: Table) -> None:
+    store = await table.open()
+    await store.open_session("s", 0.0)
+    await store.begin(start("a", session="s"), 0.0)
+    assert await store.heartbeat("s", 20.0) is True
+    assert (await store.reap(49.0)).sessions == ()
+    assert (await store.reap(50.0)).sessions == ("s",)
+    assert await store.heartbeat("s", 51.0) is False
+    check(store)
+    await store.settle(end("a", 1.0), 60.0)
+    assert await store.counts() == Counts(programs=0, sessions=0, active_calls=0)
+    check(store)
 
 
-def test_idle_programs_leave_and_busy_ones_stay(table: Table) -> None:
-    async def main() -> None:
-        store = await table.open()
-        await store.begin(start("a", "idle", "s"), 0.0)
-        await store.settle(end("a", 1.0, program="idle"), 1.0)
-        await store.begin(start("b", "busy"), 0.0)
-        assert (await store.reap(101.0)).programs == ("idle",)
-        assert (await store.reap(10_000.0)).programs == ()
-        check(store)
-
-    table.run(main())
+async def test_idle_programs_leave_and_busy_ones_stay(table: Table) -> None:
+    store = await table.open()
+    await store.begin(start("a", "idle", "s"), 0.0)
+    await store.settle(end("a", 1.0, program="idle"), 1.0)
+    await store.begin(start("b", "busy"), 0.0)
+    assert (await store.reap(101.0)).programs == ("idle",)
+    assert (await store.reap(10_000.0)).programs == ()
+    check(store)
 
 
 @pytest.mark.parametrize(
@@ -130,211 +114,178 @@ def test_idle_programs_leave_and_busy_ones_stay(table: Table) -> None:
     ],
     ids=["close", "silent", "idle"],
 )
-def test_others_advance_while_many_programs_end(
+async def test_others_advance_while_many_programs_end(
     table: Table, end_all: Callable[[ProgramStore], Awaitable[object]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each end costs its subscribers about 0.1 ms, and a session may have thousands of programs."""
     monkeypatch.setattr(pauses, "STEP_S", 0.0)
     names = [f"p{number}" for number in range(50)]
+    store = await table.open()
+    await store.open_session("s", 0.0)
+    for name in names:
+        await store.begin(start(name, name, "s"), 0.0)
+        await store.settle(end(name, 1.0, program=name), 1.0)
+    ended: dict[str, int] = {}
+    rounds = 0
 
-    async def main() -> None:
-        store = await table.open()
-        await store.open_session("s", 0.0)
-        for name in names:
-            await store.begin(start(name, name, "s"), 0.0)
-            await store.settle(end(name, 1.0, program=name), 1.0)
-        ended: dict[str, int] = {}
-        rounds = 0
+    async def advance() -> None:
+        nonlocal rounds
+        while True:
+            rounds += 1
+            await asyncio.sleep(0)
 
-        async def advance() -> None:
-            nonlocal rounds
-            while True:
-                rounds += 1
-                await asyncio.sleep(0)
-
-        store.subscribe(lambda each: ended.setdefault(each.program_id, rounds))
-        other = asyncio.create_task(advance())
-        await end_all(store)
-        other.cancel()
-        assert sorted(ended) == sorted(names)
-        assert len(set(ended.values())) == len(names)
-        assert await store.counts() == Counts(programs=0, sessions=0, active_calls=0)
-        check(store)
-
-    table.run(main())
+    store.subscribe(lambda each: ended.setdefault(each.program_id, rounds))
+    other = asyncio.create_task(advance())
+    await end_all(store)
+    other.cancel()
+    assert sorted(ended) == sorted(names)
+    assert len(set(ended.values())) == len(names)
+    assert await store.counts() == Counts(programs=0, sessions=0, active_calls=0)
+    check(store)
 
 
-def test_a_call_while_its_session_is_closed_keeps_the_tables_whole(
+async def test_a_call_while_its_session_is_closed_keeps_the_tables_whole(
     table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pauses, "STEP_S", 0.0)
+    store = await table.open()
+    await store.open_session("s", 0.0)
+    for name in ("p", "q", "r"):
+        await store.begin(start(name, name, "s"), 0.0)
+        await store.settle(end(name, 1.0, program=name), 1.0)
+    begun: list[asyncio.Task[Inherited]] = []
 
-    async def main() -> None:
-        store = await table.open()
-        await store.open_session("s", 0.0)
-        for name in ("p", "q", "r"):
-            await store.begin(start(name, name, "s"), 0.0)
-            await store.settle(end(name, 1.0, program=name), 1.0)
-        begun: list[asyncio.Task[Inherited]] = []
+    def begin_again(ended: ProgramEnd) -> None:
+        name = ended.program_id
+        begun.append(asyncio.create_task(store.begin(start(name + "2", name, "s"), 2.0)))
 
-        def begin_again(ended: ProgramEnd) -> None:
-            name = ended.program_id
-            begun.append(asyncio.create_task(store.begin(start(name + "2", name, "s"), 2.0)))
-
-        store.subscribe(begin_again)
-        await store.close_session("s", 2.0)
-        await asyncio.gather(*begun)
-        assert len(begun) == 3
-        check(store)
-        assert (await store.counts()).active_calls == 3
-
-    table.run(main())
+    store.subscribe(begin_again)
+    await store.close_session("s", 2.0)
+    await asyncio.gather(*begun)
+    assert len(begun) == 3
+    check(store)
+    assert (await store.counts()).active_calls == 3
 
 
-def test_ending_a_program_twice_is_reported(table: Table) -> None:
-    async def main() -> None:
-        store = await table.open()
-        await store.begin(start("a"), 0.0)
-        await store.settle(end("a", 1.0), 1.0)
-        assert await store.end_program("p", 2.0) is True
-        assert await store.end_program("p", 2.0) is False
-        check(store)
-
-    table.run(main())
+async def test_ending_a_program_twice_is_reported(table: Table) -> None:
+    store = await table.open()
+    await store.begin(start("a"), 0.0)
+    await store.settle(end("a", 1.0), 1.0)
+    assert await store.end_program("p", 2.0) is True
+    assert await store.end_program("p", 2.0) is False
+    check(store)
 
 
-def test_the_history_is_bounded_and_shows_running_calls_last(table: Table) -> None:
-    async def main() -> None:
-        store = await table.open()
-        for number in range(HISTORY_CALLS + 5):
-            await store.begin(start(str(number)), 0.0)
-            await store.settle(end(str(number), 0.0), 1.0)
-        await store.begin(start("last"), 2.0)
-        view = await store.program("p")
-        assert view is not None
-        assert len(view.calls) == HISTORY_CALLS + 1
-        assert (view.calls[0].start.call_id, view.calls[-1].start.call_id) == ("5", "last")
-        assert view.calls[-1].end is None
-        check(store)
-
-    table.run(main())
+async def test_the_history_is_bounded_and_shows_running_calls_last(table: Table) -> None:
+    store = await table.open()
+    for number in range(HISTORY_CALLS + 5):
+        await store.begin(start(str(number)), 0.0)
+        await store.settle(end(str(number), 0.0), 1.0)
+    await store.begin(start("last"), 2.0)
+    view = await store.program("p")
+    assert view is not None
+    assert len(view.calls) == HISTORY_CALLS + 1
+    assert (view.calls[0].start.call_id, view.calls[-1].start.call_id) == ("5", "last")
+    assert view.calls[-1].end is None
+    check(store)
 
 
-def test_an_end_carries_the_first_calls_class_and_the_work(table: Table) -> None:
-    async def main() -> None:
-        store = await table.open()
-        ends: list[ProgramEnd] = []
-        store.subscribe(ends.append)
-        await store.begin(start("a", class_id="/chat"), 0.0)
-        await store.settle(end("a", 1.0, prompt_tokens=10, cached_tokens=4, output_tokens=3), 1.0)
-        inherited = await store.begin(start("b", class_id="/tree"), 2.0)
-        assert (inherited.finished_calls, inherited.work) == (1, 102.0)
-        await store.settle(end("b", 1.0, prompt_tokens=20, output_tokens=1, is_final=True), 3.0)
-        assert ends == [ProgramEnd(program_id="p", class_id="/chat", work=154.0)]
-
-    table.run(main())
+async def test_an_end_carries_the_first_calls_class_and_the_work(table: Table) -> None:
+    store = await table.open()
+    ends: list[ProgramEnd] = []
+    store.subscribe(ends.append)
+    await store.begin(start("a", class_id="/chat"), 0.0)
+    await store.settle(end("a", 1.0, prompt_tokens=10, cached_tokens=4, output_tokens=3), 1.0)
+    inherited = await store.begin(start("b", class_id="/tree"), 2.0)
+    assert (inherited.finished_calls, inherited.work) == (1, 102.0)
+    await store.settle(end("b", 1.0, prompt_tokens=20, output_tokens=1, is_final=True), 3.0)
+    assert ends == [ProgramEnd(program_id="p", class_id="/chat", work=154.0)]
 
 
-def test_known_parents_decide_where_a_call_starts(table: Table) -> None:
-    async def main() -> None:
-        store = await table.open("atlas-dag")
-        await store.begin(start("long"), 0.0)
-        await store.begin(start("short"), 0.0)
-        await store.settle(end("long", 5.0), 5.0)
-        await store.settle(end("short", 1.0), 5.0)
-        child = CallStart(key="k", call_id="k", program_id="p", parents=("short",))
-        stranger = CallStart(key="l", call_id="l", program_id="p", parents=("elsewhere",))
-        expected = Inherited(service_s=1.0, program_service_s=5.0, wait_s=2.0, finished_calls=2, age_s=6.0)
-        assert await store.begin(child, 6.0) == expected
-        assert (await store.begin(stranger, 6.0)).service_s == 5.0
-
-    table.run(main())
+async def test_known_parents_decide_where_a_call_starts(table: Table) -> None:
+    store = await table.open("atlas-dag")
+    await store.begin(start("long"), 0.0)
+    await store.begin(start("short"), 0.0)
+    await store.settle(end("long", 5.0), 5.0)
+    await store.settle(end("short", 1.0), 5.0)
+    child = CallStart(key="k", call_id="k", program_id="p", parents=("short",))
+    stranger = CallStart(key="l", call_id="l", program_id="p", parents=("elsewhere",))
+    expected = Inherited(service_s=1.0, program_service_s=5.0, wait_s=2.0, finished_calls=2, age_s=6.0)
+    assert await store.begin(child, 6.0) == expected
+    assert (await store.begin(stranger, 6.0)).service_s == 5.0
 
 
-def test_a_hint_counts_down_and_a_class_is_learned(table: Table) -> None:
-    async def main() -> None:
-        store = await table.open("hinted")
-        for number in range(LEAST_PROGRAMS):
-            call = CallStart(key=f"{number}", call_id="c", program_id=f"p{number}", name="chat")
-            assert (await store.begin(call, 0.0)).expected_s is None
-            await store.settle(end(f"{number}", 4.0, program=f"p{number}", is_final=True), 1.0)
-        plain = CallStart(key="k", call_id="k", program_id="plain", name="chat")
-        assert (await store.begin(plain, 2.0)).expected_s == 4.0
-        hinted = CallStart(key="h", call_id="h", program_id="q", name="chat", hint=Hint(calls=3))
-        assert (await store.begin(hinted, 2.0)).expected_s == 12.0
-        await store.settle(end("h", 4.0, program="q"), 3.0)
-        later = CallStart(key="i", call_id="i", program_id="q", name="chat")
-        assert (await store.begin(later, 4.0)).expected_s == 8.0
-
-    table.run(main())
+async def test_a_hint_counts_down_and_a_class_is_learned(table: Table) -> None:
+    store = await table.open("hinted")
+    for number in range(LEAST_PROGRAMS):
+        call = CallStart(key=f"{number}", call_id="c", program_id=f"p{number}", name="chat")
+        assert (await store.begin(call, 0.0)).expected_s is None
+        await store.settle(end(f"{number}", 4.0, program=f"p{number}", is_final=True), 1.0)
+    plain = CallStart(key="k", call_id="k", program_id="plain", name="chat")
+    assert (await store.begin(plain, 2.0)).expected_s == 4.0
+    hinted = CallStart(key="h", call_id="h", program_id="q", name="chat", hint=Hint(calls=3))
+    assert (await store.begin(hinted, 2.0)).expected_s == 12.0
+    await store.settle(end("h", 4.0, program="q"), 3.0)
+    later = CallStart(key="i", call_id="i", program_id="q", name="chat")
+    assert (await store.begin(later, 4.0)).expected_s == 8.0
 
 
-def test_a_session_and_its_programs_have_one_owner(table: Table) -> None:
-    async def main() -> None:
-        store = await table.open()
-        assert await store.session_owner("s") is None
-        assert await store.open_session("s", 0.0, "me") is True
-        assert await store.open_session("s", 1.0, "me") is False
-        with pytest.raises(NotOwnerError):
-            await store.open_session("s", 1.0, "thief")
-        assert await store.session_owner("s") == "me"
-        await store.begin(start("a", owner="me"), 0.0)
-        with pytest.raises(NotOwnerError):
-            await store.begin(start("b", owner="thief"), 0.0)
-        await store.begin(start("c", owner="me"), 0.0)
-        view = await store.program("p")
-        assert view is not None
-        assert (view.owner, view.active_calls) == ("me", 2)
-        await store.close_session("s", 1.0)
-        assert await store.session_owner("s") is None
-        assert await store.open_session("s", 2.0, "thief") is True
-        await store.open_session("open to all", 2.0)
-        assert await store.session_owner("open to all") == ""
-        check(store)
-
-    table.run(main())
+async def test_a_session_and_its_programs_have_one_owner(table: Table) -> None:
+    store = await table.open()
+    assert await store.session_owner("s") is None
+    assert await store.open_session("s", 0.0, "me") is True
+    assert await store.open_session("s", 1.0, "me") is False
+    with pytest.raises(NotOwnerError):
+        await store.open_session("s", 1.0, "thief")
+    assert await store.session_owner("s") == "me"
+    await store.begin(start("a", owner="me"), 0.0)
+    with pytest.raises(NotOwnerError):
+        await store.begin(start("b", owner="thief"), 0.0)
+    await store.begin(start("c", owner="me"), 0.0)
+    view = await store.program("p")
+    assert view is not None
+    assert (view.owner, view.active_calls) == ("me", 2)
+    await store.close_session("s", 1.0)
+    assert await store.session_owner("s") is None
+    assert await store.open_session("s", 2.0, "thief") is True
+    await store.open_session("open to all", 2.0)
+    assert await store.session_owner("open to all") == ""
+    check(store)
 
 
-def test_programs_are_listed_in_pages(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_programs_are_listed_in_pages(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("autellix_backend.stores.redis.MAX_NAMES", 3)
     monkeypatch.setattr("autellix_backend.stores.redis.MAX_PASSES", 2)
-
-    async def main() -> None:
-        store = await table.open()
-        names = [f"{tenant}/{number}" for number in range(20) for tenant in "xy"]
-        for name in names:
-            await store.begin(start(name, name), 0.0)
-        for name in names[::3]:
-            await store.settle(end(name, 1.0, program=name), 1.0)
-        idle = set(names[::3])
-        expected = [name for name in names if name not in idle] + [name for name in names if name in idle]
-        for prefix in ("", "x/", "nobody"):
-            found: list[str] = []
-            cursor, pages = None, 0
-            while pages == 0 or cursor is not None:
-                page = await store.page(prefix=prefix, after=cursor, limit=4)
-                assert len(page.programs) <= 4
-                found += [view.program_id for view in page.programs]
-                cursor, pages = page.cursor, pages + 1
-                assert pages < 50
-            assert found == [name for name in expected if name.startswith(prefix)]
-        with pytest.raises(ValueError, match="cursor of an earlier page"):
-            await store.page(after="nonsense", limit=1)
-
-    table.run(main())
+    store = await table.open()
+    names = [f"{tenant}/{number}" for number in range(20) for tenant in "xy"]
+    for name in names:
+        await store.begin(start(name, name), 0.0)
+    for name in names[::3]:
+        await store.settle(end(name, 1.0, program=name), 1.0)
+    idle = set(names[::3])
+    expected = [name for name in names if name not in idle] + [name for name in names if name in idle]
+    for prefix in ("", "x/", "nobody"):
+        found: list[str] = []
+        cursor, pages = None, 0
+        while pages == 0 or cursor is not None:
+            page = await store.page(prefix=prefix, after=cursor, limit=4)
+            assert len(page.programs) <= 4
+            found += [view.program_id for view in page.programs]
+            cursor, pages = page.cursor, pages + 1
+            assert pages < 50
+        assert found == [name for name in expected if name.startswith(prefix)]
+    with pytest.raises(ValueError, match="cursor of an earlier page"):
+        await store.page(after="nonsense", limit=1)
 
 
-def test_a_listing_goes_on_behind_programs_that_have_ended(table: Table) -> None:
-    async def main() -> None:
-        store = await table.open()
-        for number in range(200):
-            await store.begin(start(f"k{number}", f"p{number}"), 0.0)
-        page = await store.page(limit=100)
-        for number in range(150):
-            await store.settle(end(f"k{number}", 1.0, program=f"p{number}", is_final=True), 1.0)
-        rest = await store.page(after=page.cursor, limit=100)
-        assert [view.program_id for view in rest.programs] == [f"p{number}" for number in range(150, 200)]
-        assert rest.cursor is None
-        check(store)
-
-    table.run(main())
+async def test_a_listing_goes_on_behind_programs_that_have_ended(table: Table) -> None:
+    store = await table.open()
+    for number in range(200):
+        await store.begin(start(f"k{number}", f"p{number}"), 0.0)
+    page = await store.page(limit=100)
+    for number in range(150):
+        await store.settle(end(f"k{number}", 1.0, program=f"p{number}", is_final=True), 1.0)
+    rest = await store.page(after=page.cursor, limit=100)
+    assert [view.program_id for view in rest.programs] == [f"p{number}" for number in range(150, 200)]
+    assert rest.cursor is None
+    check(store)

@@ -101,54 +101,47 @@ async def everything(store: ProgramStore) -> list[Any]:
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(steps=st.lists(st.tuples(STEPS, st.sampled_from([0.0, 0.5, 7.0, 40.0])), max_size=40))
-def test_a_history_reads_alike_in_every_store(table: Table, policy: str, steps: list[Any]) -> None:
-    async def main() -> None:
-        table.renew()
-        store = await table.open(policy)
-        memory = MemoryStore(make_policy(policy), program_idle_s=IDLE_S, session_ttl_s=SESSION_TTL_S)
-        left: list[ProgramEnd] = []
-        expected: list[ProgramEnd] = []
-        store.subscribe(left.append)
-        memory.subscribe(expected.append)
-        now = 0.0
-        for step, pause_s in steps:
-            now += pause_s
-            assert await take(memory, step, now) == await take(store, step, now), step
-        assert await everything(memory) == await everything(store)
-        assert sorted(expected) == sorted(left)
-        check(store)
-
-    table.run(main())
+async def test_a_history_reads_alike_in_every_store(table: Table, policy: str, steps: list[Any]) -> None:
+    await table.renew()
+    store = await table.open(policy)
+    memory = MemoryStore(make_policy(policy), program_idle_s=IDLE_S, session_ttl_s=SESSION_TTL_S)
+    left: list[ProgramEnd] = []
+    expected: list[ProgramEnd] = []
+    store.subscribe(left.append)
+    memory.subscribe(expected.append)
+    now = 0.0
+    for step, pause_s in steps:
+        now += pause_s
+        assert await take(memory, step, now) == await take(store, step, now), step
+    assert await everything(memory) == await everything(store)
+    assert sorted(expected) == sorted(left)
+    check(store)
 
 
-def test_every_field_of_a_view_is_restored(table: Table) -> None:
+async def test_every_field_of_a_view_is_restored(table: Table) -> None:
     """A field that a store does not keep shows here, new ones too."""
-
-    async def main() -> None:
-        store = await table.open("plas")
-        memory = MemoryStore(make_policy("plas"), program_idle_s=IDLE_S, session_ttl_s=SESSION_TTL_S)
-        full: dict[str, Any] = {"name": "chat", "thread_id": "2", "parents": ("x",), "flags": ("implicit",)}
-        tools = (("search", 0.5),)
-        for one in (memory, store):
-            sized = {**full, "class_id": "/chat", "owner": "me"}
-            await one.begin(start("a", session="s", interceptions=tools, **sized), 1.0)
-            await one.begin(start("b", **full), 2.0)
-            tokens: dict[str, Any] = {"prompt_tokens": 7, "cached_tokens": 5, "output_tokens": 3}
-            cost: dict[str, Any] = {
-                "level": 2,
-                "preemptions": 1,
-                "inherited_service_s": 1.0,
-                "is_estimated": True,
-            }
-            await one.settle(end("a", 1.0, is_final=True, **cost, **tokens), 3.0)
-        expected, view = await memory.program("p"), await store.program("p")
-        assert view == expected
-        assert unused_fields(view, ProgramView) == set()
-        assert unused_fields(view.calls[0], StoredCall) == set()
-        assert unused_fields(view.calls[0].start, CallStart) == {"hint"}
-        assert unused_fields(view.calls[0].end, CallEnd) == set()
-
-    table.run(main())
+    store = await table.open("plas")
+    memory = MemoryStore(make_policy("plas"), program_idle_s=IDLE_S, session_ttl_s=SESSION_TTL_S)
+    full: dict[str, Any] = {"name": "chat", "thread_id": "2", "parents": ("x",), "flags": ("implicit",)}
+    tools = (("search", 0.5),)
+    for one in (memory, store):
+        sized = {**full, "class_id": "/chat", "owner": "me"}
+        await one.begin(start("a", session="s", interceptions=tools, **sized), 1.0)
+        await one.begin(start("b", **full), 2.0)
+        tokens: dict[str, Any] = {"prompt_tokens": 7, "cached_tokens": 5, "output_tokens": 3}
+        cost: dict[str, Any] = {
+            "level": 2,
+            "preemptions": 1,
+            "inherited_service_s": 1.0,
+            "is_estimated": True,
+        }
+        await one.settle(end("a", 1.0, is_final=True, **cost, **tokens), 3.0)
+    expected, view = await memory.program("p"), await store.program("p")
+    assert view == expected
+    assert unused_fields(view, ProgramView) == set()
+    assert unused_fields(view.calls[0], StoredCall) == set()
+    assert unused_fields(view.calls[0].start, CallStart) == {"hint"}
+    assert unused_fields(view.calls[0].end, CallEnd) == set()
 
 
 def unused_fields(view: object, kind: Any) -> set[str]:
@@ -156,34 +149,28 @@ def unused_fields(view: object, kind: Any) -> set[str]:
     return {field.name for field in msgspec.structs.fields(kind) if not getattr(view, field.name)}
 
 
-def test_programs_are_listed_with_the_busy_ones_first(table: Table) -> None:
-    async def main() -> None:
-        store = await table.open()
-        for number, name in enumerate(["x/1", "x/2", "y/1", "x/3"]):
-            await store.begin(start(name, name), float(number))
-        await store.settle(end("x/1", 1.0, program="x/1"), 5.0)
+async def test_programs_are_listed_with_the_busy_ones_first(table: Table) -> None:
+    store = await table.open()
+    for number, name in enumerate(["x/1", "x/2", "y/1", "x/3"]):
+        await store.begin(start(name, name), float(number))
+    await store.settle(end("x/1", 1.0, program="x/1"), 5.0)
 
-        async def listed(**options: Any) -> list[str]:
-            return [view.program_id for view in await all_programs(store, **options)]
+    async def listed(**options: Any) -> list[str]:
+        return [view.program_id for view in await all_programs(store, **options)]
 
-        assert await listed() == ["x/2", "y/1", "x/3", "x/1"]
-        assert await listed(prefix="x/") == ["x/2", "x/3", "x/1"]
-        assert await listed(prefix="x/", limit=1) == ["x/2"]
-        assert await listed(is_active=False) == ["x/1"]
-        assert await listed(is_active=True, limit=2) == ["x/2", "y/1"]
-
-    table.run(main())
+    assert await listed() == ["x/2", "y/1", "x/3", "x/1"]
+    assert await listed(prefix="x/") == ["x/2", "x/3", "x/1"]
+    assert await listed(prefix="x/", limit=1) == ["x/2"]
+    assert await listed(is_active=False) == ["x/1"]
+    assert await listed(is_active=True, limit=2) == ["x/2", "y/1"]
 
 
-def test_a_class_is_learned_from_programs_that_end(table: Table) -> None:
-    async def main() -> None:
-        store = await table.open("hinted")
-        for number in range(LEAST_PROGRAMS):
-            await store.begin(start(f"{number}", f"p{number}", name="chat"), 0.0)
-            await store.settle(end(f"{number}", 4.0, program=f"p{number}"), 1.0)
-            await store.end_program(f"p{number}", 2.0)
-        assert (await store.begin(start("k", "q", name="chat"), 3.0)).expected_s == 4.0
-        stranger = await store.begin(start("l", "r", name="chat", class_id="other/chat"), 3.0)
-        assert stranger.expected_s is None
-
-    table.run(main())
+async def test_a_class_is_learned_from_programs_that_end(table: Table) -> None:
+    store = await table.open("hinted")
+    for number in range(LEAST_PROGRAMS):
+        await store.begin(start(f"{number}", f"p{number}", name="chat"), 0.0)
+        await store.settle(end(f"{number}", 4.0, program=f"p{number}"), 1.0)
+        await store.end_program(f"p{number}", 2.0)
+    assert (await store.begin(start("k", "q", name="chat"), 3.0)).expected_s == 4.0
+    stranger = await store.begin(start("l", "r", name="chat", class_id="other/chat"), 3.0)
+    assert stranger.expected_s is None

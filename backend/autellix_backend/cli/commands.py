@@ -1,4 +1,4 @@
-"""What the command line offers: each subcommand with its module, group, summary and example."""
+"""What the command line offers: each subcommand with its module, summary and example."""
 
 from __future__ import annotations
 
@@ -13,65 +13,45 @@ class Command(NamedTuple):
     summary: str
     example: str
     """A command line that works."""
-    group: str
 
-
-SERVE, LOOK, CLIENTS, LABORATORY, SHELL = "serve", "look", "clients", "laboratory", "shell"
-GROUPS = {
-    SERVE: "Serve models",
-    LOOK: "See what a gateway does",
-    CLIENTS: "Clients",
-    LABORATORY: "Measure and simulate",
-    SHELL: "Shell",
-}
-"""Heading in the help by group, in order."""
 
 COMMANDS = {
     "serve": Command(
         "autellix_backend.cli.serve",
         "serve a model behind program-aware scheduling",
         "autellix serve Qwen/Qwen3-8B --port 8000 --max-num-seqs 64",
-        SERVE,
     ),
     "config": Command(
         "autellix_backend.cli.config",
         "show the settings in force, or check for what `serve` would refuse",
         "autellix config check autellix.toml",
-        SERVE,
     ),
     "keys": Command(
-        "autellix_backend.cli.keys",
-        "make, list and revoke API keys of tenants",
-        "autellix keys new research",
-        SERVE,
+        "autellix_backend.cli.keys", "make, list and revoke API keys of tenants", "autellix keys new research"
     ),
     "ps": Command(
-        "autellix_backend.cli.ps", "list the programs of a gateway", "autellix ps --all --limit 20", LOOK
+        "autellix_backend.cli.ps", "list the programs of a gateway", "autellix ps --all --limit 20"
     ),
     "why": Command(
         "autellix_backend.cli.why",
         "explain why a program waits, or where the time of one that ended went",
         "autellix why conversation-7-chat",
-        LOOK,
     ),
-    "top": Command("autellix_backend.cli.top", "watch engines and programs", "autellix top --period 2", LOOK),
+    "top": Command("autellix_backend.cli.top", "watch engines and programs", "autellix top --period 2"),
     "engines": Command(
         "autellix_backend.cli.engines",
         "list, add, drain, undrain and remove the engines of a gateway",
         "autellix engines add http://10.0.0.7:8001",
-        LOOK,
     ),
     "doctor": Command(
         "autellix._doctor",
         "check whether this environment's calls would reach a gateway",
         "autellix doctor http://127.0.0.1:8000",
-        CLIENTS,
     ),
     "completion": Command(
         "autellix_backend.cli.completion",
         "print the completion of commands and options for a shell",
         'eval "$(autellix completion bash)"',
-        SHELL,
     ),
 }
 """The product's own subcommands by name."""

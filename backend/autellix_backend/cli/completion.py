@@ -18,8 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the completion, for the shell to evaluate or to load from a file."""
     loaded = [name for name in main.all_commands() if _can_be_loaded(name)]
-    parser = main.make_parser(loaded, lists_commands=True)
-    print(shtab.complete(parser, args.shell))
+    print(shtab.complete(main.make_parser(loaded), args.shell))
     return 0
 
 

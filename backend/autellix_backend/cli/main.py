@@ -10,11 +10,10 @@ import argparse
 import importlib
 import importlib.metadata
 import sys
-import textwrap
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import cast
 
-from autellix_backend.cli.commands import COMMANDS, GROUPS, Command
+from autellix_backend.cli.commands import COMMANDS, Command
 from autellix_backend.errors import CommandError
 
 EXIT_INTERRUPTED = 130
@@ -22,10 +21,6 @@ PACKAGE = "autellix"
 
 COMMAND_GROUP = "autellix.commands"
 """Entry points of other packages: each names a mapping like `commands.COMMANDS`."""
-
-
-NAME_WIDTH, HELP_WIDTH = 12, 100
-"""Columns of the names of commands, and of the whole overview."""
 
 
 class NotInstalledError(CommandError):
@@ -57,27 +52,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_INTERRUPTED
 
 
-def make_parser(chosen: Sequence[str], *, lists_commands: bool = False) -> argparse.ArgumentParser:
-    """Return the parser of the command line.
-
-    Args:
-        chosen: The subcommands whose arguments it has.
-        lists_commands: Whether argparse lists the subcommands too, for tools that read its parsers.
-    """
-    commands = all_commands()
+def make_parser(chosen: Sequence[str]) -> argparse.ArgumentParser:
+    """Return the parser of the command line, with the arguments of the chosen subcommands."""
     parser = argparse.ArgumentParser(
         prog=PACKAGE,
         description="Program-aware serving for LLM agents.",
-        epilog=_overview(commands),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=f"`{PACKAGE} COMMAND --help` shows the options and an example of a command.",
     )
     parser.add_argument("--version", action="version", version=f"{PACKAGE} {_version()}")
-    subparsers = parser.add_subparsers(metavar="COMMAND", required=True, help="one of those below")
-    for name, command in commands.items():
-        listed: dict[str, Any] = {"help": command.summary} if lists_commands else {}
+    subparsers = parser.add_subparsers(metavar="COMMAND", title="commands", required=True)
+    for name, command in all_commands().items():
         subparser = subparsers.add_parser(
             name,
-            **listed,
+            help=command.summary,
             description=f"{command.summary[0].upper()}{command.summary[1:]}.",
             epilog=f"example:\n  $ {command.example}",
             formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -95,24 +82,6 @@ def all_commands() -> Mapping[str, Command]:
     for entry in importlib.metadata.entry_points(group=COMMAND_GROUP):
         commands.update(entry.load())
     return commands
-
-
-def _overview(commands: Mapping[str, Command]) -> str:
-    """Return the commands by group, each with its summary and example."""
-    lines = []
-    for group, heading in GROUPS.items():
-        lines += [f"{heading}:"]
-        for name, command in commands.items():
-            if command.group == group:
-                lines += textwrap.wrap(
-                    f"{name:<{NAME_WIDTH}}{command.summary}",
-                    HELP_WIDTH,
-                    initial_indent="  ",
-                    subsequent_indent=" " * (NAME_WIDTH + 2),
-                )
-                lines += [f"{'':<{NAME_WIDTH + 2}}$ {command.example}"]
-        lines += [""]
-    return "\n".join([*lines, f"`{PACKAGE} COMMAND --help` shows the options of a command."])
 
 
 def _version() -> str:
