@@ -25,18 +25,8 @@ CALL_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/m
 OTHER_PATHS = ("/v1/score", "/v1/rerank", "/classify", "/pooling", "/tokenize", "/v1/messages/count_tokens")
 CONTROL_PATHS = ("/autellix/v1/sessions", "/autellix/v1/engines")
 OUR_HEADERS = (
-    "Program-ID",
-    "Session-ID",
-    "Session-Token",
-    "Program-Name",
-    "Thread-ID",
-    "Call-ID",
-    "Parent-IDs",
-    "Flags",
-    "Final",
-    "Interceptions",
-    "Expected-Calls",
-    "Expected-Tokens",
+    *("Program-ID", "Session-ID", "Session-Token", "Program-Name", "Thread-ID", "Call-ID", "Parent-IDs"),
+    *("Flags", "Final", "Interceptions", "Expected-Calls", "Expected-Tokens"),
 )
 WIDTH = 16
 """Requests of an attack at once."""
@@ -490,17 +480,8 @@ async def many_ids(target: Target) -> None:
 async def queries(target: Target) -> None:
     """Ask the endpoints that read with ids and parameters of every kind."""
     ids = (
-        "a",
-        "",
-        "%00",
-        "..%2f..%2fetc",
-        "%ff%fe",
-        "%F0%9F%98%80",
+        *("a", "", "%00", "..%2f..%2fetc", "%ff%fe", "%F0%9F%98%80", "a/b/c", "%25s", "{0}", "*"),
         "a" * 3_000,
-        "a/b/c",
-        "%25s",
-        "{0}",
-        "*",
     )
     paths = [
         f"/autellix/v1/{kind}{rest}"
@@ -542,30 +523,13 @@ async def engine_answers(target: Target) -> None:
 
 
 ATTACKS: Mapping[str, Callable[[Target], Awaitable[None]]] = {
-    "heads": heads,
-    "bodies": bodies,
-    "fuzzed_bodies": fuzzed_bodies,
-    "fuzzed_headers": fuzzed_headers,
-    "partial_bodies": partial_bodies,
-    "slow_readers": slow_readers,
-    "slow_writers": slow_writers,
-    "other_sites": other_sites,
-    "others_programs": others_programs,
-    "many_names": many_names,
-    "listings": listings,
-    "output_limits": output_limits,
-    "many_sessions": many_sessions,
-    "many_feeds": many_feeds,
-    "many_connections": many_connections,
-    "resets": resets,
-    "silent_connections": silent_connections,
-    "pipelines": pipelines,
-    "chunks": chunks,
-    "smuggling": smuggling,
-    "upgrades": upgrades,
-    "many_ids": many_ids,
-    "queries": queries,
-    "engine_answers": engine_answers,
+    attack.__name__: attack
+    for attack in (
+        *(heads, bodies, fuzzed_bodies, fuzzed_headers, partial_bodies, slow_readers),
+        *(slow_writers, other_sites, others_programs, many_names, listings, output_limits),
+        *(many_sessions, many_feeds, many_connections, resets, silent_connections, pipelines),
+        *(chunks, smuggling, upgrades, many_ids, queries, engine_answers),
+    )
 }
 
 CONNECTION_LEVEL = frozenset(
@@ -599,39 +563,12 @@ _VALUES: tuple[bytes, ...] = (
     b'"a b/../c\\n"',
     b"tru",
 )
-_NAMES: tuple[bytes, ...] = (
-    b"model",
-    b"messages",
-    b"prompt",
-    b"input",
-    b"stream",
-    b"n",
-    b"best_of",
-    b"max_tokens",
-    b"max_completion_tokens",
-    b"max_output_tokens",
-    b"metadata",
-    b"user",
-    b"tools",
-    b"system",
-    b"instructions",
-    b"vllm_xargs",
-    b"extra_body",
-    b"cache_salt",
-    b"session_id",
-    b"program_id",
-    b"job_id",
-    b"is_last_step",
-    b"prompt_cache_key",
-    b"use_beam_search",
-    b"url",
-    b"name",
-    b"report_port",
-    b"pid",
-    b"client",
-    b"\xff",
-    b"a\\ud800",
-)
+_NAMES: list[bytes] = (
+    b"model messages prompt input stream n best_of max_tokens max_completion_tokens "
+    b"max_output_tokens metadata user tools system instructions vllm_xargs extra_body cache_salt "
+    b"session_id program_id job_id is_last_step prompt_cache_key use_beam_search url name "
+    b"report_port pid client \xff a\\ud800"
+).split()
 
 
 def fuzzed_body(draw: random.Random) -> bytes:
@@ -650,18 +587,8 @@ def fuzzed_body(draw: random.Random) -> bytes:
 def fuzzed_header(draw: random.Random) -> str:
     """Return a header's value of any kind."""
     values = (
-        "",
-        " ",
-        "-",
-        ",",
-        "a,b,,c",
-        "a=1e308,b=1e308",
-        "a=nan",
-        "a=-1",
-        "1e999",
-        "0",
+        *("", " ", "-", ",", "a,b,,c", "a=1e308,b=1e308", "a=nan", "a=-1", "1e999", "0", "true,false"),
         "9" * 400,
-        "true,false",
     )
     return draw.choice((*values, "x" * 5000, "".join(_characters(draw, 40))))
 

@@ -1,4 +1,4 @@
-"""Measure the client's costs (import, call, task, thread, job) and the accuracy of its DAG.
+"""Measure the client's costs: import, call, task, thread, job.
 
     python benchmarks/sdk_overhead.py
 
@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-import random
 import statistics
 import subprocess
 import sys
@@ -218,153 +217,28 @@ def time_import(script: str, runs: int) -> dict[str, float]:
     return {"median_ms": statistics.median(times_s) * 1e3, "fastest_ms": min(times_s) * 1e3}
 
 
-class Truth:
-    """A random program that knows its own DAG; its calls are made on the scopes alone."""
-
-    def __init__(self, seed: int) -> None:
-        self.rng = random.Random(seed)
-        self.made = 0
-        self.expected: dict[str, set[str]] = {}
-        self.found: dict[str, set[str]] = {}
-
-    def call(self, after: set[str]) -> set[str]:
-        """Make a call that truly depends on these."""
-        self.made += 1
-        name = str(self.made)
-        self.expected[name] = after
-        self.found[name] = set(running_thread().record_call(name) or ())
-        return {name}
-
-    async def pause(self) -> None:
-        """Yield to other tasks for a random number of iterations of the loop."""
-        for _ in range(self.rng.randrange(4)):
-            await asyncio.sleep(0)
-
-    async def branch(self, after: set[str], depth: int) -> set[str]:
-        """Make one to three calls, with more branches in between; return the last one."""
-        for _ in range(self.rng.randrange(1, 4)):
-            await self.pause()
-            after = self.call(after)
-            if depth and self.rng.random() < 0.4:
-                after = await self.fork_join(after, depth - 1)
-        return after
-
-    async def fork_join(self, after: set[str], depth: int) -> set[str]:
-        """Spawn branches together, and wait for all."""
-        width = self.rng.randrange(2, 5)
-        ends = await asyncio.gather(*(self.branch(after, depth) for _ in range(width)))
-        return set().union(*ends)
-
-    async def race(self, after: set[str]) -> set[str]:
-        """Spawn branches, continue with the first that ends, and abandon the others."""
-        tasks = [asyncio.create_task(self.branch(after, 0)) for _ in range(3)]
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        ends = set().union(*(task.result() for task in done))
-        after = self.call(ends)
-        await asyncio.gather(*tasks)
-        return after
-
-    async def staggered(self, after: set[str]) -> set[str]:
-        """Spawn branches one after another with calls in between; await each result later."""
-        tasks = []
-        for _ in range(3):
-            tasks.append(asyncio.create_task(self.branch(after, 0)))
-            await self.pause()
-            after = self.call(after)
-        for task in tasks:
-            after = self.call(after | await task)
-        return after
-
-
-KINDS: dict[str, Callable[[Truth], Any]] = {
-    "fork-join": lambda truth: truth.branch(set(), 2),
-    "race": lambda truth: truth.race(truth.call(set())),
-    "staggered": lambda truth: truth.staggered(truth.call(set())),
-}
-
-
-def critical_path(dag: dict[str, set[str]]) -> int:
-    """Return the calls on the critical path."""
-    length: dict[str, int] = {}
-    for name, parents in dag.items():
-        length[name] = 1 + max((length[parent] for parent in parents), default=0)
-    return max(length.values())
-
-
-def exactness(kind: str, programs: int) -> dict[str, float]:
-    """Return the share of calls with exactly the true parents, and the mean length of the critical path."""
-    exact = total = 0
-    stretch, calls = [], []
-    for seed in range(programs):
-        truth = Truth(seed)
-
-        async def main(truth: Truth = truth) -> None:
-            async with autellix.program(kind):
-                await KINDS[kind](truth)
-
-        asyncio.run(main())
-        exact += sum(truth.found[name] == reduced(truth.expected, name) for name in truth.expected)
-        total += len(truth.expected)
-        stretch.append(critical_path(truth.found) / critical_path(truth.expected))
-        calls.append(len(truth.expected) / critical_path(truth.expected))
-    return {
-        "programs": programs,
-        "calls": total,
-        "exact_share": exact / total,
-        "critical_path_ratio": statistics.mean(stretch),
-        "all_calls_over_critical_path": statistics.mean(calls),
-    }
-
-
-def reduced(dag: dict[str, set[str]], name: str) -> set[str]:
-    """Return the parents of a call without those that are ancestors of another parent."""
-    parents = dag[name]
-    return {parent for parent in parents if not any(parent in ancestors(dag, p) for p in parents)}
-
-
-def ancestors(dag: dict[str, set[str]], name: str) -> set[str]:
-    """Return everything that a call depends on."""
-    found: set[str] = set()
-    waiting = list(dag[name])
-    while waiting:
-        parent = waiting.pop()
-        if parent not in found:
-            found.add(parent)
-            waiting += dag[parent]
-    return found
-
-
 def main() -> int:
     """Measure everything and print it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--rounds", type=int, default=60)
-    parser.add_argument("--programs", type=int, default=200, help="random programs of each kind")
     args = parser.parse_args()
     autellix.configure(BASE_URL)
-    report: dict[str, Any] = {
-        "import": {"beside loaded modules": time_import(IMPORT, 15), "bare": time_import(BARE_IMPORT, 15)},
-        **time_own_part(3000),
-        "call": compare(time_calls(30), args.rounds),
-        "task": compare(time_tasks(200), args.rounds),
-        "thread": compare(time_threads(40), args.rounds),
-        "job": compare(time_jobs(100), args.rounds),
-        "call to a dead backend": compare(time_dead_calls(6), args.rounds),
-        "dag": {kind: exactness(kind, args.programs) for kind in KINDS},
-    }
-    autellix.uninstrument()
-    for name, times in report["import"].items():
+    for name, script in {"beside loaded modules": IMPORT, "bare": BARE_IMPORT}.items():
+        times = time_import(script, 15)
         print(f"import, {name}: {times['median_ms']:.1f} ms, fastest {times['fastest_ms']:.1f} ms")
-    for name in ("our part of a call", "our part, with a generator's scope"):
-        print(f"{name}: {report[name]['median_us']:.1f} us, fastest {report[name]['fastest_us']:.1f} us")
-    for name in ("call", "task", "thread", "job", "call to a dead backend"):
-        costs = report[name]
+    for name, times in time_own_part(3000).items():
+        print(f"{name}: {times['median_us']:.1f} us, fastest {times['fastest_us']:.1f} us")
+    for name, work in {
+        "call": time_calls(30),
+        "task": time_tasks(200),
+        "thread": time_threads(40),
+        "job": time_jobs(100),
+        "call to a dead backend": time_dead_calls(6),
+    }.items():
+        costs = compare(work, args.rounds)
         added = f"+{costs['added_us']:.1f} us, fastest +{costs['added_fastest_us']:.1f} us"
         print(f"{name}: {costs['without_us']:.1f} -> {costs['with_us']:.1f} us, {added}")
-    for kind, found in report["dag"].items():
-        print(
-            f"{kind}: {found['exact_share']:.2%} of {found['calls']} calls exact, critical path "
-            f"x{found['critical_path_ratio']:.2f} (all calls: x{found['all_calls_over_critical_path']:.2f})"
-        )
+    autellix.uninstrument()
     return 0
 
 

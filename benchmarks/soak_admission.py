@@ -20,11 +20,8 @@ import contextlib
 import dataclasses
 import itertools
 import json
-import math
-import os
 import random
 import re
-import signal
 import sys
 import tempfile
 import time
@@ -35,6 +32,7 @@ from types import MappingProxyType
 from typing import Any
 
 import aiohttp
+import psutil
 from prometheus_client.parser import text_string_to_metric_families
 from soak import growth
 
@@ -63,12 +61,7 @@ STILL_S = 20.0
 RECOVERY_S = 60.0
 """How long after an engine is back calls may still be lost with it, or wait for it (`recovery_wait_s`)."""
 REST_S = 60.0
-TRACE_SIGNAL = signal.SIGUSR2
-TRACE_MODULE = f"import faulthandler; faulthandler.register({TRACE_SIGNAL:d}, chain=False)\n"
-"""As `sitecustomize` of all processes of the backend: on the signal they write where their threads are."""
 COMPLAINT = re.compile(r"Traceback|Autellix scheduling failed|\bCRITICAL\b")
-EXPECTED = re.compile(r"EngineDeadError|EngineCore died|died unexpectedly|Engine core proc")
-"""In the log of a server whose engine core was killed."""
 
 
 # The clients.
@@ -156,8 +149,6 @@ class Notes:
     """What the clients saw."""
 
     calls: list[CallNote] = dataclasses.field(default_factory=list)
-    open: dict[int, tuple[CallNote, str, str]] = dataclasses.field(default_factory=dict)
-    """By number: open calls, with their program and tenant."""
     programs: Counter[str] = dataclasses.field(default_factory=Counter)
     """Begun ones, by shape."""
     endings: Counter[str] = dataclasses.field(default_factory=Counter)
@@ -259,8 +250,6 @@ class SoakAgent:
         is_final: bool,
     ) -> None:
         client, note = self._client, CallNote(shape=name, began_s=time.monotonic())
-        number = next(client.numbers)
-        client.notes.open[number] = note, program, self._tenant
         client.notes.calls.append(note)
         body = {
             "model": client.model,
@@ -281,7 +270,6 @@ class SoakAgent:
         except aiohttp.ClientError as error:
             note.outcome, note.detail = "wrong", f"{type(error).__name__}: {error}"
         note.ended_s = time.monotonic()
-        del client.notes.open[number]
         if note.outcome in ("lost", "wrong"):
             await asyncio.sleep(PAUSE_S)
 
@@ -322,66 +310,23 @@ class Harm:
     back_s: float | None = None
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Still:
-    """An engine with calls, since the step that it was last seen at."""
-
-    step: int
-    since_s: float
-    cpu_s: float
-    """CPU seconds of its core until then."""
-
-
 @dataclasses.dataclass(slots=True)
 class Watch:
-    """What the engines showed."""
+    """What the engines and the gateway showed."""
 
-    samples: int = 0
-    with_inactive: int = 0
-    """Samples of an engine with inactive programs."""
+    samples: Counter[str] = dataclasses.field(default_factory=Counter)
+    """Samples of an engine: all, with inactive programs, over their memory, and with a boost."""
     most_inactive: int = 0
-    most_active: int = 0
-    over: int = 0
-    """Samples in which the contexts of several active programs exceeded what they may fill."""
-    worst_over: float = 0.0
-    with_boost: int = 0
+    still: dict[str, tuple[int, float]] = dataclasses.field(default_factory=dict)
+    """By engine with calls: its step, and since when it is at that."""
     standstills: list[str] = dataclasses.field(default_factory=list)
-    stuck: list[str] = dataclasses.field(default_factory=list)
-    """The backend's explanation of calls that were open for longer than the bound."""
     log_lines: set[str] = dataclasses.field(default_factory=set)
     memory: list[tuple[int, int]] = dataclasses.field(default_factory=list)
     """Settled calls and bytes of the gateway."""
-    downs: Counter[str] = dataclasses.field(default_factory=Counter)
 
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Report:
-    """A soak's findings."""
-
-    seconds: float
-    seed: int
-    calls: int
-    outcomes: dict[str, int]
-    programs: dict[str, int]
-    endings: dict[str, int]
-    by_engine: dict[str, int]
-    harms: dict[str, int]
-    lost_to_harm: int
-    """Calls that got the documented error."""
-    longest_s: dict[str, float]
-    """The longest call of each shape, also where an engine died or stood under it."""
-    p50_s: float
-    p99_s: float
-    inactive_share: float
-    """The share of samples in which programs waited for memory."""
-    most_inactive: int
-    most_active: int
-    over_share: float
-    worst_over: float
-    boost_share: float
-    growth_bytes_per_call: float
-    left: dict[str, Any]
-    complaints: list[str]
+    def share(self, name: str) -> float:
+        """Return the share of the samples of this kind."""
+        return round(self.samples[name] / self.samples["all"], 3)
 
 
 class Soak:
@@ -396,23 +341,16 @@ class Soak:
         self._notes = Notes()
         self._watch = Watch()
         self._harms: list[Harm] = []
-        self._guard: int | None = None
+        self._backend = BackendProcess("soak", "demo", self._settings(), folder)
         self._up_since_s = 0.0
-        self._still: dict[str, Still] = {}
-        self._stuck: set[int] = set()
 
-    async def run(self) -> Report:
-        """Run it."""
-        (self._folder / "sitecustomize.py").write_text(TRACE_MODULE, encoding="utf-8")
-        paths = (str(self._folder), os.environ.get("PYTHONPATH"))
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
-        with BackendProcess("soak", "demo", self._settings(), self._folder) as backend:
-            backend.launch()
-            await asyncio.to_thread(backend.wait_ready)
-            print(f"ready at {backend.base_url}, logs in {self._folder}", file=sys.stderr)
-            assert backend._process is not None
-            self._guard = backend._process.pid
-            return await self._play(backend.base_url, DEMO_MODEL_NAME, self._guard)
+    async def run(self) -> dict[str, Any]:
+        """Run it; return its findings."""
+        with self._backend:
+            self._backend.launch()
+            await asyncio.to_thread(self._backend.wait_ready)
+            print(f"ready at {self._backend.base_url}, logs in {self._folder}", file=sys.stderr)
+            return await self._play()
 
     def _settings(self) -> dict[str, dict[str, Any]]:
         options = self._options
@@ -437,28 +375,27 @@ class Soak:
             "store": {"url": options.store},
         }
 
-    async def _play(self, url: str, model: str, guard: int) -> Report:
+    async def _play(self) -> dict[str, Any]:
         options, stop, began_s = self._options, asyncio.Event(), time.monotonic()
         self._up_since_s = began_s
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=2)
-        timeout = aiohttp.ClientTimeout(total=None)
-        async with aiohttp.ClientSession(connector=connector, timeout=timeout) as http:
+        async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout()) as http:
             client = Client(
                 http=http,
-                url=url,
-                model=model,
+                url=self._backend.base_url,
+                model=DEMO_MODEL_NAME,
                 kv_tokens=self._kv_tokens,
                 hang_s=2 * options.bound + 120,
                 notes=self._notes,
             )
-            work = [asyncio.create_task(run) for run in self._agents(client, stop)]
-            side = [asyncio.create_task(self._observe(http, url, guard))]
+            side = [asyncio.create_task(self._observe(http))]
             if options.harm_every:
-                side.append(asyncio.create_task(self._harm(http, url, guard, stop)))
+                side.append(asyncio.create_task(self._harm(http, stop)))
+            work = [asyncio.create_task(run) for run in self._agents(client, stop)]
             await asyncio.sleep(60 * options.minutes)
             stop.set()
             await asyncio.gather(*work)
-            left = await self._rest(http, url)
+            left = await self._rest(http)
             for task in side:
                 task.cancel()
             for task in side:
@@ -476,71 +413,54 @@ class Soak:
 
     # Watching.
 
-    async def _ask(self, http: aiohttp.ClientSession, url: str, path: str) -> Any:
+    async def _ask(self, http: aiohttp.ClientSession, path: str) -> Any:
         headers = {"Authorization": f"Bearer {self._keys['admin']}"}
-        async with http.get(url + path, headers=headers) as response:
+        async with http.get(self._backend.base_url + path, headers=headers) as response:
             text = await response.text()
             return json.loads(text) if response.content_type == "application/json" else text
 
-    async def _observe(self, http: aiohttp.ClientSession, url: str, guard: int) -> None:
+    async def _engines(self, http: aiohttp.ClientSession) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = (await self._ask(http, API_PREFIX + "/engines"))["engines"]
+        return found
+
+    async def _observe(self, http: aiohttp.ClientSession) -> None:
         next_logs_s = 0.0
         while True:
             now = time.monotonic()
-            for row in (await self._ask(http, url, API_PREFIX + "/engines"))["engines"]:
+            for row in await self._engines(http):
                 self._see(row, now)
-            await self._see_stuck(http, url, now)
             if now >= next_logs_s:
                 next_logs_s = now + LOGS_PERIOD_S
                 self._read_logs()
                 settled = sum(bool(call.ended_s) for call in self._notes.calls)
-                self._watch.memory.append((settled, _memory_bytes(guard)))
+                # The gateway is the only child of its guard.
+                (gateway,) = self._guard().children()
+                self._watch.memory.append((settled, gateway.memory_info().rss))
             await asyncio.sleep(SAMPLE_S)
 
     def _see(self, row: Mapping[str, Any], now: float) -> None:
+        """Note one sample of an engine, and whether it has calls and makes no step."""
         watch, name = self._watch, row["name"]
-        watch.samples += 1
+        watch.samples["all"] += 1
+        if row["state"] != "up" or row["open_calls"] <= row["queued_calls"]:
+            watch.still.pop(name, None)
         if row["state"] != "up":
-            watch.downs[f"{row['state']}: {row['failure']}"] += 1
-            self._still.pop(name, None)
             return
         if row["active_programs"] is not None:
-            watch.with_inactive += row["inactive_programs"] > 0
+            watch.samples["inactive"] += row["inactive_programs"] > 0
             watch.most_inactive = max(watch.most_inactive, row["inactive_programs"])
-            watch.most_active = max(watch.most_active, row["active_programs"])
-            share = row["working_set_tokens"] / row["working_set_capacity_tokens"]
-            if share > 1 and row["active_programs"] > 1:
-                watch.over += 1
-                watch.worst_over = max(watch.worst_over, share)
-        watch.with_boost += bool(row["boost_strength_s"])
-        self._see_step(name, row, now)
-
-    def _see_step(self, name: str, row: Mapping[str, Any], now: float) -> None:
-        """Notice an engine that has calls and makes no step; its log then shows where it hangs."""
-        step = -1 if row["step"] is None else row["step"]
-        still = self._still.get(name)
-        if row["open_calls"] <= row["queued_calls"] or (still is not None and still.step != step):
-            self._still.pop(name, None)
+            is_over = row["working_set_tokens"] > row["working_set_capacity_tokens"]
+            watch.samples["over"] += is_over and row["active_programs"] > 1
+        watch.samples["boost"] += bool(row["boost_strength_s"])
+        if row["open_calls"] <= row["queued_calls"]:
             return
-        if still is None:
-            self._still[name] = Still(step, now, _core_cpu_s(self._guard, row))
-            return
-        if now - still.since_s > STILL_S and not self._was_harmed(still.since_s, now, name):
-            used_s = _core_cpu_s(self._guard, row) - still.cpu_s
-            _trace(self._guard, row)
-            self._watch.standstills.append(
-                f"{name} made no step from {step} on for {STILL_S:g} s, in which its core had {used_s:.1f} s"
-                f" of a core: {row}"
-            )
-            self._still[name] = dataclasses.replace(still, since_s=math.inf)
-
-    async def _see_stuck(self, http: aiohttp.ClientSession, url: str, now: float) -> None:
-        """Ask why calls are open for longer than the bound."""
-        for number, (note, program, tenant) in list(self._notes.open.items()):
-            if number not in self._stuck and now - note.began_s > self._options.bound:
-                self._stuck.add(number)
-                told = await self._ask(http, url, f"{PROGRAMS_PATH}/{tenant}/{program}/why")
-                text = f"{note.shape} call open for {now - note.began_s:.0f} s: {json.dumps(told)[:1500]}"
-                self._watch.stuck.append(text)
+        step, since_s = watch.still.setdefault(name, (row["step"], now))
+        if step != row["step"]:
+            watch.still[name] = row["step"], now
+        elif now - since_s > STILL_S and not self._was_harmed(since_s, now, name):
+            watch.standstills.append(f"{name} made no step from {step} on for {STILL_S:g} s: {row}")
+            # Once for each.
+            watch.still[name] = row["step"], float("inf")
 
     def _read_logs(self) -> None:
         for path in (*self._folder.glob("*.log"), *self._folder.glob("logs/*.log")):
@@ -550,48 +470,53 @@ class Soak:
 
     # Harming.
 
-    async def _harm(self, http: aiohttp.ClientSession, url: str, guard: int, stop: asyncio.Event) -> None:
+    async def _harm(self, http: aiohttp.ClientSession, stop: asyncio.Event) -> None:
         while not stop.is_set():
             await asyncio.sleep(self._random.uniform(0.6, 1.4) * self._options.harm_every)
-            while not await self._all_up(http, url):  # noqa: ASYNC110 - the backend has no event for it
-                await asyncio.sleep(SAMPLE_S)
-            if stop.is_set():
-                break
-            engines = (await self._ask(http, url, API_PREFIX + "/engines"))["engines"]
-            row, kind = self._random.choice(engines), self._random.choice(HARMS)
-            await self._harm_one(http, url, guard, row, kind)
+            await self._all_up(http)
+            if not stop.is_set():
+                row = self._random.choice(await self._engines(http))
+                await self._harm_one(http, row, self._random.choice(HARMS))
 
-    async def _all_up(self, http: aiohttp.ClientSession, url: str) -> bool:
-        engines = (await self._ask(http, url, API_PREFIX + "/engines"))["engines"]
-        if any(row["state"] != "up" for row in engines):
-            self._up_since_s = time.monotonic()
-        return time.monotonic() - self._up_since_s >= MIN_UP_S
+    async def _all_up(self, http: aiohttp.ClientSession) -> None:
+        """Wait until all engines have been up for a while."""
+        while time.monotonic() - self._up_since_s < MIN_UP_S:
+            if any(row["state"] != "up" for row in await self._engines(http)):
+                self._up_since_s = time.monotonic()
+            await asyncio.sleep(SAMPLE_S)
 
-    async def _harm_one(
-        self, http: aiohttp.ClientSession, url: str, guard: int, row: Mapping[str, Any], kind: str
-    ) -> None:
-        port = row["base_url"].rpartition(":")[2]
-        processes = _engine_processes(guard, port)
-        pid = processes["server" if kind == "kill server" else "core"]
+    async def _harm_one(self, http: aiohttp.ClientSession, row: Mapping[str, Any], kind: str) -> None:
+        server, core = self._processes(row["base_url"].rpartition(":")[2])
         harm = Harm(row["name"], kind, time.monotonic())
         self._harms.append(harm)
-        print(f"{kind} of {row['name']} ({pid})", file=sys.stderr)
+        print(f"{kind} of {row['name']}", file=sys.stderr)
         if kind == "freeze core":
-            os.kill(pid, signal.SIGSTOP)
+            core.suspend()
             await asyncio.sleep(self._random.uniform(*FREEZE_S))
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGCONT)
+            with contextlib.suppress(psutil.NoSuchProcess):
+                core.resume()
         else:
-            os.kill(pid, signal.SIGKILL)
+            (server if kind == "kill server" else core).kill()
             # The next one waits until the death is seen, so that two samples do not lie on one side of it.
             await asyncio.sleep(2.0)
-        while not await self._is_up(http, url, row["name"]):  # noqa: ASYNC110 - as above
+        up: set[str] = set()
+        while row["name"] not in up:
             await asyncio.sleep(SAMPLE_S)
+            up = {each["name"] for each in await self._engines(http) if each["state"] == "up"}
         harm.back_s = self._up_since_s = time.monotonic()
 
-    async def _is_up(self, http: aiohttp.ClientSession, url: str, name: str) -> bool:
-        engines = (await self._ask(http, url, API_PREFIX + "/engines"))["engines"]
-        return any(row["name"] == name and row["state"] == "up" for row in engines)
+    def _guard(self) -> psutil.Process:
+        assert self._backend._process is not None
+        return psutil.Process(self._backend._process.pid)
+
+    def _processes(self, port: str) -> tuple[psutil.Process, psutil.Process]:
+        """Return the server on this port, and its engine core."""
+        for server in self._guard().children(recursive=True):
+            command = " ".join(server.cmdline())
+            if f"--port {port} " in command and "vllm.entrypoints" in command and "guard.py" not in command:
+                below = server.children(recursive=True)
+                return server, next(each for each in below if "EngineCore" in " ".join(each.cmdline()))
+        raise RuntimeError(f"no engine listens on {port}")
 
     def _was_harmed(self, began_s: float, ended_s: float, engine: str | None = None) -> bool:
         """Whether an engine was down, or had been until shortly before, in this time."""
@@ -603,63 +528,54 @@ class Soak:
 
     # The verdict.
 
-    async def _rest(self, http: aiohttp.ClientSession, url: str) -> dict[str, Any]:
+    async def _rest(self, http: aiohttp.ClientSession) -> dict[str, Any]:
         """Wait until nothing is left, or should not be any more."""
         deadline_s = time.monotonic() + PROGRAM_IDLE_S + REST_S
         while True:
-            left = await self._left(http, url)
+            left = await self._left(http)
             if not left or time.monotonic() > deadline_s:
                 return left
             await asyncio.sleep(SAMPLE_S)
 
-    async def _left(self, http: aiohttp.ClientSession, url: str) -> dict[str, Any]:
+    async def _left(self, http: aiohttp.ClientSession) -> dict[str, Any]:
+        names = ("open_calls", "queued_calls", "running", "waiting", "inactive_programs", "kv_share")
         left: dict[str, Any] = {}
-        for row in (await self._ask(http, url, API_PREFIX + "/engines"))["engines"]:
-            names = ("open_calls", "queued_calls", "running", "waiting", "inactive_programs", "kv_share")
+        for row in await self._engines(http):
             if held := {name: row[name] for name in names if row[name]}:
                 left[row["name"]] = held
-        families = text_string_to_metric_families(await self._ask(http, url, "/metrics"))
-        for family in families:
+        for family in text_string_to_metric_families(await self._ask(http, "/metrics")):
             if family.name == "autellix_stored":
                 left |= {sample.labels["kind"]: sample.value for sample in family.samples if sample.value}
         return left
 
-    def _report(self, seconds: float, left: dict[str, Any]) -> Report:
+    def _report(self, seconds: float, left: dict[str, Any]) -> dict[str, Any]:
         calls, watch = self._notes.calls, self._watch
-        durations = sorted(call.ended_s - call.began_s for call in calls)
-        longest: dict[str, float] = {}
+        took_s = sorted(call.ended_s - call.began_s for call in calls)
+        longest_s: dict[str, float] = {}
         for call in calls:
-            took_s = call.ended_s - call.began_s
-            longest[call.shape] = round(max(longest.get(call.shape, 0.0), took_s), 1)
-        warm = watch.memory[len(watch.memory) // 3 :]
-        report = Report(
-            seconds=round(seconds, 1),
-            seed=self._options.seed,
-            calls=len(calls),
-            outcomes=dict(Counter(call.outcome for call in calls)),
-            programs=dict(self._notes.programs),
-            endings=dict(self._notes.endings),
-            by_engine=dict(Counter(call.engine for call in calls if call.outcome == "answered")),
-            harms=dict(Counter(harm.kind for harm in self._harms)),
-            lost_to_harm=sum(call.outcome == "lost" for call in calls),
-            longest_s=longest,
-            p50_s=round(durations[len(durations) // 2], 2),
-            p99_s=round(durations[int(0.99 * len(durations))], 2),
-            inactive_share=round(watch.with_inactive / watch.samples, 3),
-            most_inactive=watch.most_inactive,
-            most_active=watch.most_active,
-            over_share=round(watch.over / watch.samples, 3),
-            worst_over=round(watch.worst_over, 3),
-            boost_share=round(watch.with_boost / watch.samples, 3),
-            growth_bytes_per_call=round(growth(warm), 1),
-            left=left,
-            complaints=[],
-        )
-        return dataclasses.replace(report, complaints=self._complaints(report))
+            longest_s[call.shape] = max(longest_s.get(call.shape, 0.0), round(call.ended_s - call.began_s, 1))
+        return {
+            "seconds": round(seconds, 1),
+            "seed": self._options.seed,
+            "calls": len(calls),
+            "outcomes": dict(Counter(call.outcome for call in calls)),
+            "programs": dict(self._notes.programs),
+            "endings": dict(self._notes.endings),
+            "answered by": dict(Counter(call.engine for call in calls if call.outcome == "answered")),
+            "harms": dict(Counter(harm.kind for harm in self._harms)),
+            "longest call of each shape, s": longest_s,
+            "p50, p99 of calls, s": [round(took_s[int(part * len(took_s))], 2) for part in (0.5, 0.99)],
+            "samples with inactive programs": watch.share("inactive"),
+            "most inactive programs": watch.most_inactive,
+            "samples over memory": watch.share("over"),
+            "samples with a boost": watch.share("boost"),
+            "growth, bytes per call": round(growth(watch.memory[len(watch.memory) // 3 :]), 1),
+            "left": left,
+            "complaints": self._complaints(longest_s, left),
+        }
 
-    def _complaints(self, report: Report) -> list[str]:
-        watch, bound_s = self._watch, self._options.bound
-        calls = self._notes.calls
+    def _complaints(self, longest_s: Mapping[str, float], left: Mapping[str, Any]) -> list[str]:
+        watch, bound_s, calls = self._watch, self._options.bound, self._notes.calls
         found = [f"{call.shape}: {call.detail}" for call in calls if call.outcome == "wrong"]
         found += [
             f"{call.shape}: lost without a dead engine: {call.detail}"
@@ -668,16 +584,16 @@ class Soak:
         ]
         found += [
             f"{shape}: a call took {seconds:.0f} s, the bound is {bound_s:g}"
-            for shape, seconds in report.longest_s.items()
+            for shape, seconds in longest_s.items()
             if seconds > bound_s
         ]
-        found += watch.standstills + watch.stuck
+        found += watch.standstills
         found += [line for line in sorted(watch.log_lines) if not self._is_expected(line)]
-        if report.left:
-            found.append(f"left: {report.left}")
-        if not watch.with_inactive:
+        if left:
+            found.append(f"left: {left}")
+        if not watch.samples["inactive"]:
             found.append("admission never acted: no program was ever inactive")
-        if not watch.with_boost:
+        if not watch.samples["boost"]:
             found.append("the boost never acted")
         return found
 
@@ -685,78 +601,6 @@ class Soak:
         """Whether a line of a log only reports that an engine died, which we killed."""
         has_died = any(harm.kind == "kill core" for harm in self._harms)
         return has_died and line.startswith("replica-") and "Autellix" not in line
-
-
-def _engine_processes(guard: int, port: str) -> dict[str, int]:
-    """Return the process ids of the server on this port and of its engine core."""
-    commands = {pid: _command(pid) for pid in _descendants(guard)}
-    server = next(
-        pid
-        for pid, command in commands.items()
-        if f"--port {port} " in command and "vllm.entrypoints" in command and "guard.py" not in command
-    )
-    found = {"server": server}
-    for pid in _descendants(server):
-        if "EngineCore" in commands.get(pid, ""):
-            found["core"] = pid
-    return found
-
-
-def _core(guard: int | None, row: Mapping[str, Any]) -> int | None:
-    """Return the process of the engine's core, if it lives."""
-    if guard is None:
-        return None
-    with contextlib.suppress(StopIteration):
-        return _engine_processes(guard, row["base_url"].rpartition(":")[2]).get("core")
-    return None
-
-
-def _core_cpu_s(guard: int | None, row: Mapping[str, Any]) -> float:
-    """Return the CPU seconds that the engine's core has had."""
-    with contextlib.suppress(OSError):
-        times = Path(f"/proc/{_core(guard, row)}/stat").read_text().rpartition(")")[2].split()[11:13]
-        return sum(map(int, times)) / os.sysconf("SC_CLK_TCK")
-    return 0.0
-
-
-def _trace(guard: int | None, row: Mapping[str, Any]) -> None:
-    """Have the engine's core write where its threads are into its log."""
-    if (pid := _core(guard, row)) is not None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, TRACE_SIGNAL)
-
-
-def _descendants(root: int) -> list[int]:
-    parents: dict[int, int] = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            parents[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
-    found, frontier = [], [root]
-    while frontier:
-        parent = frontier.pop()
-        children = [pid for pid, of in parents.items() if of == parent]
-        found += children
-        frontier += children
-    return found
-
-
-def _command(pid: int) -> str:
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
-    return ""
-
-
-def _memory_bytes(guard: int) -> int:
-    """Return the resident memory of the gateway, the only child of its guard."""
-    (gateway,) = (pid for pid in _descendants(guard) if _parent(pid) == guard)
-    pages = int(Path(f"/proc/{gateway}/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE")
-
-
-def _parent(pid: int) -> int:
-    with contextlib.suppress(OSError):
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    return 0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -778,10 +622,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         folder.mkdir(parents=True, exist_ok=True)
         report = asyncio.run(Soak(options, folder.resolve()).run())
     if options.json:
-        options.json.write_text(json.dumps(dataclasses.asdict(report), indent=1) + "\n", encoding="utf-8")
-    for field in dataclasses.fields(report):
-        print(f"{field.name:22} {getattr(report, field.name)}")
-    return 1 if report.complaints else 0
+        options.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    for name, found in report.items():
+        print(f"{name:32} {found}")
+    return 1 if report["complaints"] else 0
 
 
 if __name__ == "__main__":

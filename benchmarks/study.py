@@ -6,8 +6,6 @@
     study.py swap DATA [--costs FILE]   swap, recompute or never preempt; costs of an A100 or of swap_costs.py
     study.py host-tier DATA             KV blocks in host memory, where the engine's own are short
     study.py balance-memory DATA        balancers under admission, by KV memory
-    study.py balance-traces DATA        balancers without admission, on equal and unequal engines
-    study.py scaling DATA               the highest rate at one latency, for 1 to 64 engines
 
 DATA/public has the traces. Writes JSON and a page of tables, workload by workload. All cases of a group have
 the same programs and arrivals. Each ratio is to the group's first case, seed by seed, with Student's 95 %
@@ -17,15 +15,15 @@ interval; the row of the first case has absolute figures.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from study_cases import STUDIES, Group, Study
 
-from autellix_lab.sim.experiment import Sweep, SweepResult, drain_rate_per_s, run_sweep, summarise_runs
+from autellix_lab.sim.experiment import Sweep, SweepResult, run_sweep, summarise_runs
 from autellix_lab.sim.markdown import markdown_table
 from autellix_lab.sim.recorded import Chapter, fit_note, study_parser, study_workloads
-from autellix_lab.sim.table import format_interval, load_at
+from autellix_lab.sim.table import format_interval
 from autellix_lab.workload.trace import ProgramTrace
 
 
@@ -41,13 +39,12 @@ def run_group(
     group: Group, study: Study, programs: Sequence[ProgramTrace], count: int, arguments: argparse.Namespace
 ) -> SweepResult:
     """Simulate a group."""
-    seeds = min(arguments.seeds, group.most_seeds)
     sweep = Sweep(
         programs=group.prepare(programs),
         count=round(count * group.count_factor),
         cases=group.cases,
         loads=group.loads or arguments.loads or study.loads,
-        seeds=range(arguments.first_seed, arguments.first_seed + seeds),
+        seeds=range(arguments.first_seed, arguments.first_seed + arguments.seeds),
         arrivals=group.arrivals,
     )
     return run_sweep(sweep, workers=arguments.workers)
@@ -70,26 +67,6 @@ def rows_of(title: str, result: SweepResult, study: Study) -> list[tuple[str, ..
     return rows
 
 
-def rates_at(latency_s: float, result: SweepResult, group: Group, study: Study) -> dict[str, float]:
-    """Return programs per second by case, at the load whose mean reaches the latency; infinite outside."""
-    (metric,) = study.ratios.values()
-    found = {}
-    for case, settings in group.cases.items():
-        curve = [(load, result.interval(case, load, metric).mean) for load in result.loads]
-        found[case] = load_at(curve, latency_s) * drain_rate_per_s(group.pool, settings)
-    return found
-
-
-def rate_table(rates: Mapping[str, Mapping[str, float]]) -> list[str]:
-    """Return the table of the highest rates: engines by cases."""
-    rows = [
-        (engines, case, f"{rate:.2f}", f"{rate / float(engines.split()[0]):.3f}")
-        for engines, cases in rates.items()
-        for case, rate in cases.items()
-    ]
-    return markdown_table(("engines", "case", "programs/s", "each"), rows)
-
-
 def run(study: Study, arguments: argparse.Namespace) -> None:
     """Simulate every workload, and write the results as they come."""
     titles = ("group", "load", "case", *study.ratios, *study.means)
@@ -98,17 +75,14 @@ def run(study: Study, arguments: argparse.Namespace) -> None:
     def chapter(workload: str, programs: Sequence[ProgramTrace], count: int) -> Chapter:
         table: list[tuple[str, ...]] = []
         rows = {}
-        rates = {}
         for title, whole in study.groups(workload).items():
-            group = chosen(whole, arguments.cases).with_pool(programs)
+            group = chosen(whole, arguments.cases)
             result = run_group(group, study, programs, count, arguments)
             rows[title] = summarise_runs(result, metrics)
             table += rows_of(title, result, study)
-            if study.latency_s is not None:
-                rates[title] = rates_at(study.latency_s, result, group, study)
         note = f"{count} programs per run, {fit_note(workload, study.fits)}."
         lines = [f"## {workload}", "", note, "", *markdown_table(titles, table), ""]
-        return Chapter({"groups": rows}, [*lines, *(rate_table(rates) if rates else ()), ""])
+        return Chapter({"groups": rows}, lines)
 
     if not arguments.workloads:
         arguments.workloads = [*study.counts]

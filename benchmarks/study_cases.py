@@ -51,16 +51,10 @@ class Group:
     """In place of the study's and the command line's."""
     gap_s: float = 0.0
     """Median time of a tool, log-normal with sigma 1; 0 for no gaps."""
-    most_seeds: int = 100
-    pool: Sequence[ProgramTrace] = ()
 
     def with_cases(self, cases: Mapping[str, SimSettings]) -> Group:
         """Return the group with other cases."""
         return replace(self, cases=cases)
-
-    def with_pool(self, programs: Sequence[ProgramTrace]) -> Group:
-        """Return the group with the programs from which its runs draw."""
-        return replace(self, pool=programs)
 
     def prepare(self, programs: Sequence[ProgramTrace]) -> Sequence[ProgramTrace]:
         """Return the programs, with a gap before each call but a program's first."""
@@ -92,8 +86,6 @@ class Study:
     means: Mapping[str, str] = field(default_factory=dict)
     """Metrics that are shown as they are, by title."""
     fits: Mapping[str, Fit] = field(default_factory=lambda: FITS)
-    latency_s: float | None = None
-    """The latency at which the highest rate is found, of the only metric in `ratios`."""
 
 
 def engine(workload: str, slots: int = SLOTS) -> EngineModel:
@@ -332,50 +324,6 @@ def balance_memory(_costs: Path | None) -> Study:
     )
 
 
-def balance_traces(_costs: Path | None) -> Study:
-    """Return the study of balancers under a policy that preempts as in the paper, over `round_robin`."""
-    names = ("round_robin", *(name for name in BALANCER_NAMES if name != "round_robin"))
-    # The sum of the speeds is the same, so a load is the same rate.
-    sets = {"4 equal": (1.0,) * 4, "2 slow, 2 fast": (0.6, 0.6, 1.4, 1.4)}
-
-    def groups(workload: str) -> dict[str, Group]:
-        model = engine(workload).with_kv(0.25)
-        return {
-            title: Group(cases={name: engines_of(model, speeds, name, preemption="always") for name in names})
-            for title, speeds in sets.items()
-        }
-
-    ratios = {name: LATENCIES[name] for name in ("latency, mean", "latency, p95", "token latency, mean")}
-    counts = {"chat": 300, "tools": 120, "tree": 20, "mixed": 60, "coding": 40}
-    return Study(groups=groups, ratios=ratios, means=CACHED, loads=(0.8, 1.0, 1.2), counts=counts)
-
-
-def scaling(_costs: Path | None) -> Study:
-    """Return the study of the highest rate at which 95 % of the programs have 25 ms per token."""
-    # Few slots, so that an engine's programs last longer than its queue takes to build. Small clusters need
-    # more draws: one long program weighs more there.
-    model = replace(PRESET, max_num_seqs=8).with_kv(0.25)
-    groups = {
-        f"{count} engines": Group(
-            cases={
-                name: engines_of(model, (1.0,) * count, name, preemption="always")
-                for name in ("locality", "locality-bounded")
-            },
-            count_factor=count,
-            most_seeds=seeds,
-        )
-        for count, seeds in {1: 8, 2: 4, 4: 3, 8: 2, 16: 1, 32: 1, 64: 1}.items()
-    }
-    return Study(
-        groups=lambda _: groups,
-        ratios={"token latency, p95": "token_latency_s.p95"},
-        means=CACHED,
-        loads=(0.9, 1.1, 1.3, 1.5),
-        counts={"chat": 80},
-        latency_s=0.025,
-    )
-
-
 STUDIES: Mapping[str, Callable[[Path | None], Study]] = {
     "policies": policies,
     "sensitivity": sensitivity,
@@ -383,7 +331,5 @@ STUDIES: Mapping[str, Callable[[Path | None], Study]] = {
     "swap": swap,
     "host-tier": host_tier,
     "balance-memory": balance_memory,
-    "balance-traces": balance_traces,
-    "scaling": scaling,
 }
 """By name; each is given the file of measured costs."""

@@ -7,7 +7,7 @@ pages; rounds alternate between them, and the best round counts. GB/s are bytes 
 per CPU second (of all threads) they depend less on other load. `memcpy` is one call for as
 many bytes: the ceiling.
 
-    python benchmarks/swap/cpu.py [--mib 32] [--rounds 7] [--pages-kib 8 16 32 64 128 256] [--json]
+    python benchmarks/swap/cpu.py [--mib 32] [--rounds 7] [--pages-kib 8 16 32 64 128 256]
 """
 
 from __future__ import annotations
@@ -15,11 +15,9 @@ from __future__ import annotations
 import argparse
 import ctypes
 import itertools
-import json
 import random
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 
 import torch
 
@@ -32,20 +30,6 @@ RUN_BLOCKS = 16
 """How many neighbours a run has."""
 TORCH = "torch, per page"
 Copy = Callable[[], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One contestant's best round."""
-
-    page_kib: int
-    blocks: str
-    contestant: str
-    gb_per_s: float
-    gb_per_cpu_s: float
-    transfers: int | None
-    times_torch: float
-    """By CPU seconds."""
 
 
 class Field:
@@ -145,7 +129,6 @@ def main() -> None:
     parser.add_argument(
         "--threads", type=int, nargs="+", default=[1, 2], help="threads of the native library"
     )
-    parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     swappers: dict[str, Swapper] = {
@@ -153,36 +136,17 @@ def main() -> None:
         for threads in arguments.threads
     }
     swappers["python"] = open_swapper("python")
-    rows: list[Row] = []
+    form = "{:>8} {:>10} {:<22} {:>7} {:>9} {:>10} {:>8}"
+    print(form.format("page KiB", "blocks", "contestant", "GB/s", "GB/CPU s", "transfers", "x torch"))
     for page_kib, has_runs in itertools.product(arguments.pages_kib, (False, True)):
         field = Field(page_kib << 10, arguments.mib << 20, has_runs=has_runs)
         copies, transfers = contestants(field, swappers)
         best = measure(field, copies, arguments.rounds)
-        rows += [
-            Row(
-                page_kib=page_kib,
-                blocks="runs" if has_runs else "scattered",
-                contestant=name,
-                gb_per_s=round(field.total_bytes / wall_s / 1e9, 2),
-                gb_per_cpu_s=round(field.total_bytes / cpu_s / 1e9, 2),
-                transfers=transfers.get(name),
-                times_torch=round(best[TORCH][1] / cpu_s, 2),
-            )
-            for name, (wall_s, cpu_s) in best.items()
-        ]
-    if arguments.json:
-        print(json.dumps([asdict(row) for row in rows], indent=1))
-        return
-    print(
-        f"{'page':>8} {'blocks':>10} {'contestant':<22} {'GB/s':>7} {'GB/CPU s':>9}"
-        f" {'transfers':>10} {'x torch':>8}"
-    )
-    for row in rows:
-        made = "" if row.transfers is None else str(row.transfers)
-        print(
-            f"{row.page_kib:>5} KiB {row.blocks:>10} {row.contestant:<22}"
-            f" {row.gb_per_s:>7} {row.gb_per_cpu_s:>9} {made:>10} {row.times_torch:>8}"
-        )
+        for name, (wall_s, cpu_s) in best.items():
+            speeds = [f"{field.total_bytes / seconds / 1e9:.2f}" for seconds in (wall_s, cpu_s)]
+            times_torch = f"{best[TORCH][1] / cpu_s:.2f}"
+            blocks = "runs" if has_runs else "scattered"
+            print(form.format(page_kib, blocks, name, *speeds, transfers.get(name, ""), times_torch))
 
 
 if __name__ == "__main__":

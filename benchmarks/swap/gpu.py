@@ -6,7 +6,7 @@ pages and numbers of blocks, in both directions: a copy per page, one batch call
 reads or writes host memory itself, and the library's strategies, each checked byte for byte first; then a
 kernel that keeps the card's memory busy runs beside each. Needs nvcc and a C++ compiler; nothing is fetched.
 
-    python benchmarks/swap/gpu.py [--json FILE] [--page FILE] [--stand-in]
+    python benchmarks/swap/gpu.py [--json FILE] [--stand-in]
 
 `--stand-in` is the dry run: no card, a few small jobs, and times that mean nothing.
 """
@@ -19,12 +19,13 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from gpu_plan import CellResult, Verdict, cells, verdicts
+from gpu_plan import CellResult, cells, verdicts
 
 ROOT = Path(__file__).resolve().parents[2]
 DRIVER = ROOT / "csrc" / "tests" / "cuda_driver.cpp"
@@ -44,12 +45,11 @@ class Run:
 
 
 def main() -> int:
-    """Run, write both files, and return 1 where something is wrong."""
+    """Run, write the report, and return 1 where something is wrong."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--json", type=Path, default=Path("swap-gpu.json"))
-    parser.add_argument("--page", type=Path, default=Path("swap-gpu.md"))
     parser.add_argument("--stand-in", action="store_true", help="no card: a dry run over the stand-in")
     arguments = parser.parse_args()
     dry = Run(plays=(("schedules", 10), ("threads", 2), ("exit", 1)), rounds=1, is_dry=True)
@@ -61,8 +61,7 @@ def main() -> int:
             print(f"gpu: {error}\n{error.stdout or ''}{error.stderr or ''}", file=sys.stderr)
             return 1
     arguments.json.write_text(json.dumps(report, indent=1) + "\n")
-    arguments.page.write_text(page_of(report))
-    print(arguments.page.read_text())
+    print("\n".join(lines_of(report)))
     return 0
 
 
@@ -85,66 +84,19 @@ def measure(run: Run, folder: Path) -> dict[str, Any]:
     }
 
 
-def page_of(report: dict[str, Any]) -> str:
-    """Return the page: what was missed, then all else."""
+def lines_of(report: dict[str, Any]) -> Iterator[str]:
+    """Return what to print: each aim by size of job, the missed ones first."""
     lines = report["lines"]
     device = next(one for one in lines if one["kind"] == "device")
+    yield f"{device['name']}, CUDA runtime {device['runtime']}, driver {device['driver']}"
+    if report["is_dry"]:
+        yield "A dry run over the stand-in for CUDA: its times mean nothing."
+    yield from report["plays"]
     ceilings = {one["direction"]: one["gb_per_s"] for one in lines if one["kind"] == "ceiling"}
-    results = [_result(one) for one in lines if one["kind"] == "result"]
-    judged = verdicts(results, ceilings)
-    missed = [one for one in judged if not one.is_reached]
-    checked = len({(one.direction, one.page_kib, one.blocks) for one in results if one.is_checked})
-    parts = [
-        f"# The swap kernel on {device['name']}",
-        "",
-        *(["A dry run over the stand-in for CUDA: its times mean nothing.", ""] if report["is_dry"] else []),
-        f"CUDA runtime {device['runtime']}, driver {device['driver']}. One pinned copy: "
-        + ", ".join(f"{name} {speed:.1f} GB/s" for name, speed in ceilings.items())
-        + ".",
-        "",
-        f"## Missed: {len(missed)} of {len(judged)} aims",
-        "",
-        *_verdict_table(missed),
-        "## Reached",
-        "",
-        *_verdict_table([one for one in judged if one.is_reached]),
-        "## Checked",
-        "",
-        *[f"- {line}" for line in report["plays"]],
-        f"- {checked} sizes of jobs, byte for byte, by every contestant",
-        "",
-        "## Times",
-        "",
-        "| direction | page, KiB | blocks | contestant | us | GB/s | transfers |",
-        "|---|---|---|---|---|---|---|",
-        *[
-            f"| {one.direction} | {one.page_kib} | {one.blocks} | {one.contestant}"
-            f" | {one.seconds * 1e6:.1f} | {one.gb_per_s:.2f} | {one.transfers} |"
-            for one in results
-        ],
-        "",
-        "## Work in the card's memory beside it: its time over its time alone",
-        "",
-        "| direction | contestant | factor |",
-        "|---|---|---|",
-        *[
-            f"| {one['direction']} | {one['contestant']} | {one['factor']:.2f} |"
-            for one in lines
-            if one["kind"] == "slowdown"
-        ],
-        "",
-    ]
-    return "\n".join(parts)
-
-
-def _verdict_table(judged: list[Verdict]) -> list[str]:
-    if not judged:
-        return ["None.", ""]
-    head = ["| direction | page, KiB | blocks | value | aim |", "|---|---|---|---|---|"]
-    rows = [
-        f"| {one.direction} | {one.page_kib} | {one.blocks} | {one.value:.2f} | {one.aim} |" for one in judged
-    ]
-    return [*head, *rows, ""]
+    for one in verdicts([_result(one) for one in lines if one["kind"] == "result"], ceilings):
+        verdict = "reached" if one.is_reached else "MISSED "
+        job = f"{one.direction:5} {one.page_kib:5} KiB {one.blocks:5} blocks"
+        yield f"{verdict} {job}: {one.value:.2f} {one.aim}"
 
 
 def _result(line: dict[str, Any]) -> CellResult:

@@ -18,7 +18,7 @@ def soak(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     import soak_admission
     from soak_admission import CallNote
 
-    options = argparse.Namespace(seed=0, kv_blocks=161, bound=240.0)
+    options = argparse.Namespace(seed=0, kv_blocks=161, bound=240.0, store="memory://")
     made = soak_admission.Soak(options, tmp_path)
     for at in range(100):
         made._notes.calls.append(CallNote("chat", float(at), at + 2.0, "replica-0", "answered"))
@@ -43,7 +43,7 @@ def row(**changes: Any) -> dict[str, Any]:
 
 
 def complaints(soak: Any, left: dict[str, Any] | None = None) -> list[str]:
-    found: list[str] = soak._report(60.0, left or {}).complaints
+    found: list[str] = soak._report(60.0, left or {})["complaints"]
     return found
 
 
@@ -61,7 +61,7 @@ def note(soak: Any, began_s: float, ended_s: float, outcome: str, detail: str = 
 
 def test_a_sound_run_has_no_complaint(soak: Any) -> None:
     assert complaints(soak) == []
-    assert soak._report(60.0, {}).inactive_share == 0.5
+    assert soak._report(60.0, {})["samples with inactive programs"] == 0.5
 
 
 def test_a_wrong_answer_a_late_one_and_anything_left_are_complaints(soak: Any) -> None:
@@ -111,7 +111,7 @@ def test_a_harmed_engine_may_stand(soak: Any) -> None:
 
 
 def test_a_run_in_which_admission_never_acted_shows_nothing(soak: Any) -> None:
-    soak._watch.with_inactive = 0
+    soak._watch.samples["inactive"] = 0
     assert complaints(soak) == ["admission never acted: no program was ever inactive"]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -65,15 +65,14 @@ def _export(args: argparse.Namespace) -> None:
     print(f"{args.out}: {len(timelines)} programs")
 
 
-def _timelines(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+def _timelines(args: argparse.Namespace) -> Iterator[Mapping[str, Any]]:
     if args.history:
         gateway = RemoteGateway.from_args(args)
         for row in gateway.get(f"/history?limit={min(args.limit, MAX_HISTORY)}")["programs"]:
             yield gateway.get(f"/programs/{quote(row['program_id'], safe='')}/timeline")
         return
-    timelines = [
-        found for each in with_unique_ids(read_traces(args.trace)) if (found := recorded_timeline(each))
-    ]
+    programs = with_unique_ids(read_traces(args.trace))
+    timelines = [timeline for program in programs if (timeline := recorded_timeline(program))]
     if not timelines:
         raise InputError(f"{args.trace}: no program has the times of its calls, as recorded ones do")
     yield from timelines
