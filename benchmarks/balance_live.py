@@ -69,7 +69,7 @@ async def gateway(engines: Sequence[Engine], settings: Settings) -> AsyncIterato
         yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     finally:
         server.should_exit = True
-        app.state.closing.set()
+        app.state.components.closing.set()
         await serving
 
 

@@ -140,7 +140,7 @@ def _serve_gateway(engine: RunningEngine, settings: Settings, requests: Connecti
                     break
                 requests.send(await _stats(store))
             server.should_exit = True
-            app.state.closing.set()
+            app.state.components.closing.set()
             await serving
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

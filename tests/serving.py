@@ -73,7 +73,7 @@ async def listening(app: Any, *, max_connections: int | None = None) -> AsyncIte
         while not (server.started or task.done()):  # noqa: ASYNC110 - the server has no event for it
             await asyncio.sleep(0.005)
     if hasattr(getattr(app, "state", None), "pool"):
-        await app.state.pool.links_settled(PATIENCE_S)
+        await app.state.components.pool.links_settled(PATIENCE_S)
     try:
         yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     finally:

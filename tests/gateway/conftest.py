@@ -159,7 +159,7 @@ def serve() -> Serve:
                 app = create_app(settings, engine, store=store, clock=clock)
                 async with listening(app) as url:
                     async with aiohttp.ClientSession() as client:
-                        rig = Rig(url, client, engine, store, app.state.limiter, app)
+                        rig = Rig(url, client, engine, store, app.state.components.limiter, app)
                         yield rig
                     await rig.settled()
                     store.check()

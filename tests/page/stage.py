@@ -180,7 +180,7 @@ def staged(tenants: Tenants | None = None, **gateway: Any) -> Iterator[Stage]:
                         await asyncio.sleep(0.01)
                     for task in tuple(_hanging):
                         task.cancel()
-                    await app.state.registry.idle()
+                    await app.state.components.registry.idle()
             finally:
                 await engine.stop()
 

@@ -92,7 +92,7 @@ async def serve_on(settings: Settings, listener: socket.socket) -> int:
                     tenants=tenants,
                     max_requests=connections,
                 )
-                pool: EnginePool = app.state.pool
+                pool: EnginePool = app.state.components.pool
                 pool.subscribe(note_change)
 
                 def on_ready() -> None:

@@ -19,6 +19,7 @@ from autellix_backend.cli.announcements import note, note_reporting
 from autellix_backend.gateway.engines.pool import EnginePool
 from autellix_backend.gateway.http.authentication import MAX_REQUESTS
 from autellix_backend.gateway.http.starting import starting_app
+from autellix_backend.gateway.wiring import Components
 from autellix_backend.settings import GatewaySettings, SettingsError
 
 BACKLOG = 2048
@@ -127,7 +128,7 @@ class GatewayServer(uvicorn.Server):
         """Listen, and call `on_ready` once the engines have shown what they report."""
         await super().startup(sockets)
         if self.started:
-            pool: EnginePool = self._app.state.pool
+            pool: EnginePool = self._app.state.components.pool
             await pool.links_settled(LINK_WAIT_S)
             for handle in pool:
                 note_reporting(handle)
@@ -150,18 +151,18 @@ class GatewayServer(uvicorn.Server):
 
     async def _drain_calls(self) -> None:
         """Refuse new calls, while still listening, until the running ones end or the grace is over."""
-        state = self._app.state
-        state.pool.shut_down()
-        if len(state.registry):
-            note(f"waiting for {len(state.registry)} calls to end")
+        components: Components = self._app.state.components
+        components.pool.shut_down()
+        if len(components.registry):
+            note(f"waiting for {len(components.registry)} calls to end")
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._grace_s):
-                await state.registry.idle()
+                await components.registry.idle()
         self._exit()
 
     def _exit(self) -> None:
         self.should_exit = True
-        self._app.state.closing.set()
+        self._app.state.components.closing.set()
 
 
 @contextlib.asynccontextmanager

@@ -56,8 +56,8 @@ def create_app(
 ) -> FastAPI:
     """Build the gateway in front of engines, which the caller starts and stops.
 
-    While the app runs, `app.state.pool` supervises the engines and restarts them; close it before stopping
-    them.
+    `app.state.components` holds its parts. While the app runs, the pool supervises the engines and restarts
+    them; close it before stopping them.
 
     Args:
         settings: The tree of settings.
@@ -88,7 +88,7 @@ def create_app(
         app.add_middleware(
             Authentication,
             tenants=components.tenants,
-            on_refusal=components.count_refusal,
+            on_refusal=components.metrics.count_refusal,
             max_requests=max_requests,
         )
     if gateway.origins:
@@ -113,11 +113,6 @@ def create_app(
         app.router.routes.extend(page.router.routes)
     app.router.routes.extend(head_routes(app))
     app.state.components = components
-    app.state.closing = components.closing
-    app.state.pool = components.pool
-    app.state.router = components.router
-    app.state.limiter = components.limiter
-    app.state.registry = components.registry
     return app
 
 
@@ -125,10 +120,9 @@ def create_app(
 async def _lifespan(components: Components, _app: FastAPI) -> AsyncIterator[None]:
     async with contextlib.AsyncExitStack() as stack:
         # Last at the end, when every call is settled.
-        if components.tracer is not None:
-            stack.push_async_callback(asyncio.to_thread, components.tracer.close)
-        if components.genai_metrics is not None:
-            stack.push_async_callback(asyncio.to_thread, components.genai_metrics.close)
+        for exporter in (components.tracer, components.genai_metrics):
+            if exporter is not None:
+                stack.push_async_callback(asyncio.to_thread, exporter.close)
         if components.call_log is not None:
             components.call_log.open()
             stack.push_async_callback(asyncio.to_thread, components.call_log.close, CLOSE_TIMEOUT_S)

@@ -269,6 +269,10 @@ class GatewayMetrics:
         self._store_up = make.gauge("store_up", "Whether the process table can be reached.")
         self._stored = make.gauge("stored", "Entries in the store.", "kind")
 
+    def count_refusal(self, tenant: str, reason: str) -> None:
+        """Count a refused request; `tenant` is empty if none is known or at fault."""
+        self.refusals.labels(tenant, reason).inc()
+
     def set_engine(self, engine: str, *, is_up: bool, is_restarting: bool = False) -> None:
         """Record the new state of an engine."""
         self.engine_up.labels(engine).set(is_up)

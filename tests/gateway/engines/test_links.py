@@ -40,7 +40,7 @@ class LinkRig:
 
     @property
     def handle(self) -> Any:
-        [handle] = self.app.state.pool
+        [handle] = self.app.state.components.pool
         return handle
 
     async def chat(self, program: str = "p", **fields: Any) -> dict[str, Any]:
@@ -96,7 +96,7 @@ async def test_receipts_are_those_of_an_engine_of_our_own() -> None:
         receipt = (await rig.chat())["autellix"]
         assert receipt["estimated"] is False
         assert (receipt["output_tokens"], receipt["service_s"]) == (4, pytest.approx(0.04))
-        assert engine.calls[0].xargs["autellix_gateway"] == rig.app.state.registry.gateway_id
+        assert engine.calls[0].xargs["autellix_gateway"] == rig.app.state.components.registry.gateway_id
 
 
 async def test_two_gateways_get_the_reports_of_their_own_calls() -> None:

@@ -60,7 +60,7 @@ class Rig:
     ) -> list[tuple[int, str]]:
         """Make calls by program and content that are all open before any is answered; return the answers."""
         tasks = [asyncio.create_task(self.chat(*call)) for call in calls]
-        await until(lambda: sum(member.open_calls for member in self.app.state.pool) == len(tasks))
+        await until(lambda: sum(member.open_calls for member in self.app.state.components.pool) == len(tasks))
         gate.set()
         return await asyncio.gather(*tasks)
 
@@ -114,7 +114,7 @@ async def serving(
                 return (await store.counts()).active_calls == 0
 
             await until_async(is_settled)
-            await until(lambda: all(not member.open_calls for member in app.state.pool))
+            await until(lambda: all(not member.open_calls for member in app.state.components.pool))
     finally:
         for fake in engines:
             await fake.stop()
@@ -147,7 +147,7 @@ async def test_a_program_with_long_prompts_stays_at_its_engine(balancer: str) ->
 async def test_the_pin_of_a_program_goes_with_the_program() -> None:
     async with serving(FakeBehaviour(), FakeBehaviour(), balancer="locality") as rig:
         await rig.chat("p", "word " * 400)
-        router = rig.app.state.router
+        router = rig.app.state.components.router
         assert set(router._balancer._pins) == {"p"}
         async with rig.client.delete(rig.url + "/autellix/v1/programs/p") as response:
             assert response.status == 204
@@ -161,7 +161,7 @@ async def test_a_refused_call_leaves_no_pin_behind(monkeypatch: pytest.MonkeyPat
         body = {"model": "m", "messages": [{"role": "user", "content": "word " * 400}]}
         async with rig.client.post(rig.url + CHAT, json=body, headers={PROGRAM: "p"}) as response:
             assert response.status == 503
-        assert not rig.app.state.router._balancer._pins
+        assert not rig.app.state.components.router._balancer._pins
 
 
 async def test_calls_avoid_a_full_engine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,7 +201,7 @@ async def test_no_call_waits_for_a_dead_engine_when_another_is_up_again(
             monkeypatch.setattr(engine, "start", is_not_there)
             await engine.kill()
         waiting = [asyncio.create_task(rig.chat(f"p{at}")) for at in range(4)]
-        pool = rig.app.state.pool
+        pool = rig.app.state.components.pool
         await until(lambda: sum(len(member.queue) for member in pool) == 4)
         assert (await rig.text("/readyz"))[0] == 503
         monkeypatch.setattr(rig.engines[1], "start", start)
@@ -234,7 +234,7 @@ async def test_calls_queued_for_a_drained_engine_go_elsewhere() -> None:
     gate = asyncio.Event()
     async with serving(*[FakeBehaviour(gate=gate)] * 2, max_in_flight=1) as rig:
         calls = [asyncio.create_task(rig.chat(f"p{at}")) for at in range(6)]
-        pool = rig.app.state.pool
+        pool = rig.app.state.components.pool
         await until(lambda: [len(pool.get(name).queue) for name in ("fake-0", "fake-1")] == [2, 2])
         assert (await rig.ask("POST", "/fake-0/drain"))[1]["queued_calls"] == 0
         gate.set()
@@ -256,7 +256,7 @@ async def test_a_drained_engine_is_undrained() -> None:
         assert (await rig.ask("POST", "/fake-0/undrain"))[0] == 200
         gate = rig.close_gates()
         last = asyncio.create_task(rig.chat("p"))
-        pool = rig.app.state.pool
+        pool = rig.app.state.components.pool
         await until(lambda: any(member.open_calls for member in pool))
         leaving = next(member.name for member in pool if member.open_calls)
         await rig.ask("DELETE", f"/{leaving}")
@@ -321,7 +321,7 @@ async def test_an_engine_that_was_slow_once_gets_calls_again() -> None:
     """An estimate that only the engine's own calls can correct must not keep them away for good."""
 
     async with serving(FakeBehaviour(), FakeBehaviour(), balancer="locality-bounded") as rig:
-        stale = rig.app.state.pool.get("fake-0").speed
+        stale = rig.app.state.components.pool.get("fake-0").speed
         for _ in range(100):
             stale.learn(prefill_tokens=10, decode_tokens=10, duration_s=30.0)
         for at in range(STALE_CALLS):
@@ -332,7 +332,7 @@ async def test_an_engine_that_was_slow_once_gets_calls_again() -> None:
 async def test_one_engine_costs_the_balancer_nothing() -> None:
     async with serving(FakeBehaviour(), balancer="locality") as rig:
         await rig.chat("p", "word " * 400)
-        assert not rig.app.state.router._balancer._pins
+        assert not rig.app.state.components.router._balancer._pins
 
 
 async def test_an_engine_of_another_model_is_refused() -> None:

@@ -13,7 +13,6 @@ import pytest
 from tests.waiting import PATIENCE_S
 
 from autellix_backend.engines import supervisor
-from autellix_backend.gateway import wiring
 from autellix_backend.gateway.engines import handle
 from autellix_lab.fakes.engine import FakeBehaviour, FakeEngine, Fault
 
@@ -268,8 +267,8 @@ async def test_the_breaker_keeps_calls_from_an_engine_that_cannot_be_reached(
     """A remote engine dies and returns: calls wait, and go on by themselves."""
 
     engine = FakeEngine(is_owned=False)
-    monkeypatch.setattr(wiring, "BREAKER_FAILURES", 2)
-    monkeypatch.setattr(wiring, "BREAKER_COOLDOWN_S", 0.3)
+    monkeypatch.setattr(handle, "BREAKER_FAILURES", 2)
+    monkeypatch.setattr(handle, "BREAKER_COOLDOWN_S", 0.3)
     monkeypatch.setattr(supervisor, "PROBE_PERIOD_S", 100.0)
     async with serve(engine=engine, reports=False) as rig:
         alive = engine.is_alive
@@ -293,7 +292,7 @@ async def test_a_gateway_that_drains_refuses_waiting_and_fresh_calls_and_ends_th
         await rig.engine.wait_until(lambda: len(rig.engine.calls) == 1)
         queued = asyncio.create_task(post(rig, "queued"))
         await until_queued(rig, 1)
-        rig.app.state.pool.shut_down()
+        rig.app.state.components.pool.shut_down()
         for status, headers, answer in (await queued, await post(rig, "fresh")):
             assert (status, headers["retry-after"], headers["connection"]) == (503, "1", "close")
             assert answer["error"]["code"] == "shutting_down"

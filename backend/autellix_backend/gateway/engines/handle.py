@@ -4,25 +4,36 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from functools import partial
 
 from autellix_backend.core.balance import EngineLoad
 from autellix_backend.core.balance.memory import MemoryReport
 from autellix_backend.core.balance.speed import Speed, SpeedEstimate
-from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.engines.base import Engine
+from autellix_backend.engines.breaker import Breaker
+from autellix_backend.engines.ray_replica import RayReplica
+from autellix_backend.engines.remote import RemoteEngine
 from autellix_backend.engines.report_client import LinkState, ReportClient
 from autellix_backend.engines.supervisor import EngineChange, EngineState, Supervisor
 from autellix_backend.gateway.engines.ended import EndedPrograms
-from autellix_backend.gateway.engines.ordering import ArrivalOrdering, Ordering
+from autellix_backend.gateway.engines.ordering import ArrivalOrdering, make_ordering
 from autellix_backend.gateway.engines.queue import EngineQueue
 from autellix_backend.gateway.engines.reporting import Reporting, reporting_of
 from autellix_backend.gateway.engines.snapshots import LatestSnapshots
 from autellix_backend.gateway.engines.upstream import Upstream
 from autellix_backend.gateway.errors import OverloadedError
-from autellix_backend.observe.metrics import EngineGauges
+from autellix_backend.observe.metrics import EngineGauges, GatewayMetrics
+from autellix_backend.reports.decoding import ReportError
+from autellix_backend.reports.report import EngineReport
 from autellix_backend.reports.snapshot import AdmissionSnapshot, EngineSnapshot
+from autellix_backend.settings import Settings
 
+BREAKER_FAILURES = 3
+"""Failed connections in a row that open the breaker: one may be chance, and each one costs a call time."""
+BREAKER_COOLDOWN_S = 2.0
+"""Long enough to spare a dead server, short against the seconds that an engine needs to start."""
+USUAL_SLOTS = 256
+"""vLLM's default batch slots on most devices, for an engine whose number is unknown."""
 MAX_WAITING_CALLS = 10_000
 """Calls of an engine that may wait for the first byte of their answer, in the gateway or the engine."""
 MAX_WAITING_BYTES = 2**30
@@ -48,14 +59,12 @@ class AdmissionBounds:
         Raises:
             OverloadedError: if it would exceed a bound.
         """
-        if self.has_room(size_bytes):
-            self.add(size_bytes)
-            return
-        if self.calls >= MAX_WAITING_CALLS:
-            self._on_refusal("queue_calls")
-            raise OverloadedError(self._engine, f"{MAX_WAITING_CALLS} calls")
-        self._on_refusal("queue_bytes")
-        raise OverloadedError(self._engine, f"{MAX_WAITING_BYTES} bytes")
+        if not self.has_room(size_bytes):
+            is_full = self.calls >= MAX_WAITING_CALLS
+            self._on_refusal("queue_calls" if is_full else "queue_bytes")
+            limit = f"{MAX_WAITING_CALLS} calls" if is_full else f"{MAX_WAITING_BYTES} bytes"
+            raise OverloadedError(self._engine, limit)
+        self.add(size_bytes)
 
     def add(self, size_bytes: int) -> None:
         """Admit a call without regard to the bounds, because another engine's bounds admitted it before."""
@@ -68,55 +77,104 @@ class AdmissionBounds:
         self.size_bytes -= size_bytes
 
 
-@dataclass(slots=True, eq=False)
 class EngineHandle:
     """An engine with its supervisor, queue and connections, and the gateway's view of its load."""
 
-    engine: Engine
-    supervisor: Supervisor
-    queue: EngineQueue
-    bounds: AdmissionBounds
-    upstream: Upstream
-    clock: Callable[[], float]
-    default_slots: int
-    """The slots that it is assumed to have until it sends a snapshot."""
-    scheduler: SchedulerConfig
-    """The gateway's settings of the scheduler."""
-    make_ordering: Callable[[], Ordering]
-    """Returns the order of its calls here while it has no scheduler of ours."""
-    link: ReportClient | None = None
-    """Receives its reports; the wiring sets it."""
-    snapshots: LatestSnapshots = field(default_factory=LatestSnapshots)
-    open_calls: int = 0
-    """This gateway's requests at the engine or queued for it."""
-    is_leaving: bool = False
-    """Whether it is removed with the end of its last request."""
-    on_unused: Callable[[], None] = lambda: None
-    """Is called at the end of the last request of an engine that leaves."""
-    speed: Speed = field(default_factory=Speed)
-    ended: EndedPrograms = field(default_factory=EndedPrograms)
-    """The programs whose end it has not received."""
-    name: str = field(init=False)
-    """The name that receipts show."""
-    _processes: dict[int, str] = field(default_factory=dict)
-    """The processes that its reports come from, by rank."""
+    def __init__(
+        self,
+        engine: Engine,
+        settings: Settings,
+        metrics: GatewayMetrics,
+        *,
+        gateway_id: str,
+        hides_keys: bool,
+        clock: Callable[[], float],
+        can_move: Callable[[], bool],
+        on_report: Callable[[str, EngineReport], None],
+        on_snapshot: Callable[[str, EngineSnapshot | None, EngineSnapshot], None],
+        on_link_change: Callable[[EngineHandle], None],
+    ) -> None:
+        """Connect nothing yet.
 
-    def __post_init__(self) -> None:
-        self.name = self.engine.name
+        Args:
+            engine: The engine, which has been started.
+            settings: The tree of settings.
+            metrics: Count what happens to its calls.
+            gateway_id: The id that the engine's reports for this gateway name.
+            hides_keys: Whether clients' keys are the gateway's own, which no engine may see.
+            clock: Monotonic seconds.
+            can_move: Returns whether another engine accepts calls.
+            on_report: Is called with the engine's name and each report.
+            on_snapshot: Is called with the engine's name, its rank's snapshot before, and a new one.
+            on_link_change: Is called after each change of the report link.
+        """
+        limits = settings.engine
+        on_refusal = partial(metrics.count_refusal, "")
+        self.engine = engine
+        self.name = engine.name
+        """The name that receipts show."""
+        self.clock = clock
+        self._settings = settings
+        self._metrics = metrics
+        self._on_report, self._on_snapshot, self._on_link_change = on_report, on_snapshot, on_link_change
+        self.supervisor = Supervisor(engine, limits, clock=clock)
+        self.queue = EngineQueue(
+            engine=engine.name,
+            ordering=make_ordering(engine, settings),
+            supervisor=self.supervisor,
+            breaker=Breaker(failures=BREAKER_FAILURES, cooldown_s=BREAKER_COOLDOWN_S),
+            full=f"all {limits.max_in_flight} slots of {engine.name} are taken",
+            recovery_wait_s=settings.gateway.recovery_wait_s,
+            wait_s=metrics.queue_s.labels(engine.name),
+            can_move=can_move,
+            on_refusal=on_refusal,
+            clock=clock,
+        )
+        self.bounds = AdmissionBounds(engine.name, on_refusal)
+        self.upstream = Upstream(
+            engine,
+            settings.gateway,
+            metrics.retries.labels(engine.name).inc,
+            api_key=limits.api_key,
+            authorization=engine.authorization if isinstance(engine, RemoteEngine) else None,
+            hides_keys=hides_keys,
+        )
+        self.link = ReportClient(
+            engine.report_secret if isinstance(engine, RayReplica) else limits.report_secret,
+            gateway_id,
+            on_message=self.on_message,
+            on_change=self._on_link_changed,
+        )
+        self.snapshots = LatestSnapshots()
+        self.open_calls = 0
+        """This gateway's requests at the engine or queued for it."""
+        self.is_leaving = False
+        """Whether it is removed with the end of its last request."""
+        self.on_unused: Callable[[], None] = lambda: None
+        """Is called at the end of the last request of an engine that leaves."""
+        self.speed = Speed()
+        self.ended = EndedPrograms()
+        """The programs whose end it has not received."""
+        self._processes: dict[int, str] = {}
+        """The processes that its reports come from, by rank."""
+        metrics.set_engine(engine.name, is_up=True)
+        metrics.engine_reports.labels(engine.name).set_function(lambda: self.sends_reports)
+        self.supervisor.subscribe(self.on_change)
+        self.supervisor.watch_silence(self.silence_s)
 
     @property
     def sends_reports(self) -> bool:
         """Whether its reports of what calls cost arrive here at present."""
-        return self.link is not None and self.link.is_up
+        return self.link.is_up
 
     @property
     def reporting(self) -> Reporting:
         """What it reports, and who orders its calls."""
-        if self.link is not None and not self.engine.is_alive():
+        if not self.engine.is_alive():
             return Reporting(state=LinkState.CONNECTING, text="it has not answered yet")
         return reporting_of(
             self.link if self.engine.report_endpoints else None,
-            self.scheduler,
+            self._settings.scheduler,
             is_ordered_here=self.queue.has_policy,
         )
 
@@ -162,8 +220,7 @@ class EngineHandle:
         """Undo open() and close the connections; the engine itself keeps running."""
         await self.supervisor.close()
         await self.upstream.close()
-        if self.link is not None:
-            await self.link.close()
+        await self.link.close()
 
     def on_change(self, change: EngineChange) -> None:
         """Drop what is out of date when the engine is no longer up."""
@@ -172,9 +229,19 @@ class EngineHandle:
             return
         self._forget()
 
-    def on_link_change(self) -> None:
+    def on_message(self, message: bytes) -> None:
+        """Take what the engine sent over the report link: a report of a request, or a snapshot."""
+        try:
+            if EngineSnapshot.is_one(message):
+                snapshot = EngineSnapshot.from_bytes(message)
+                self._on_snapshot(self.name, self.put_snapshot(snapshot), snapshot)
+            else:
+                self._on_report(self.name, EngineReport.from_bytes(message))
+        except ReportError:
+            self._metrics.reports.labels("malformed").inc()
+
+    def _on_link_changed(self) -> None:
         """Let an engine with our scheduler order its own calls; order any other's here."""
-        assert self.link is not None
         processes = {rank: facts.engine for rank, facts in self.link.facts.items()}
         if any(self._processes.get(rank, process) != process for rank, process in processes.items()):
             # It was restarted between two probes.
@@ -183,11 +250,12 @@ class EngineHandle:
         if self.link.is_up and self.queue.has_policy:
             self.queue.use(ArrivalOrdering())
         elif self.link.state is LinkState.ABSENT and self.supervisor.is_up and not self.queue.has_policy:
-            self.queue.use(self.make_ordering())
+            self.queue.use(make_ordering(self.engine, self._settings))
+        self._on_link_change(self)
 
     def _open_link(self) -> None:
         # An engine that did not answer yet may be of any kind.
-        if self.link is not None and self.engine.report_endpoints:
+        if self.engine.report_endpoints:
             self.link.open(self.engine.report_endpoints)
 
     def _forget(self) -> None:
@@ -226,7 +294,7 @@ class EngineHandle:
         arrived_s = self.snapshots.arrived_s
         return None if arrived_s is None else self.clock() - arrived_s
 
-    def on_snapshot(self, snapshot: EngineSnapshot) -> EngineSnapshot | None:
+    def put_snapshot(self, snapshot: EngineSnapshot) -> EngineSnapshot | None:
         """Keep a snapshot that one of its ranks sent; return that rank's one before."""
         return self.snapshots.put(snapshot, self.clock(), self.open_calls)
 
@@ -247,8 +315,9 @@ class EngineHandle:
         The fastest engine's speed stands in for its own while that is stale.
         """
         snapshot = self.snapshots.merged if self.supervisor.is_up else None
-        slots, others, kv_tokens = self.default_slots, 0, math.inf
-        if self.link is not None and (ranks := self.link.facts.values()):
+        limits = self._settings.engine
+        slots, others, kv_tokens = limits.max_in_flight or limits.max_num_seqs or USUAL_SLOTS, 0, math.inf
+        if ranks := self.link.facts.values():
             slots = sum(facts.slots for facts in ranks)
             kv_tokens = sum(math.inf if facts.kv_tokens is None else facts.kv_tokens for facts in ranks)
         if snapshot is not None:

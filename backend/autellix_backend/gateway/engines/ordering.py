@@ -7,7 +7,6 @@ PolicyOrdering     the scheduler's own machine decides, for an engine that canno
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from dataclasses import replace
 from typing import ClassVar
 
@@ -19,9 +18,11 @@ from autellix_backend.core.balance.memory import MemoryReport, memory_of
 from autellix_backend.core.boost import work_of
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.machine import Machine
+from autellix_backend.engines.base import Engine
 from autellix_backend.gateway.engines.inactive import Inactive
 from autellix_backend.observe.settled_call import Usage
 from autellix_backend.reports.snapshot import AdmissionSnapshot, admission_of
+from autellix_backend.settings import Settings
 
 REVIEW_PERIOD_S = 0.2
 """How often admission reviews the contexts."""
@@ -37,26 +38,29 @@ class Wait(msgspec.Struct, frozen=True, kw_only=True):
     """The part in which its program was inactive."""
 
 
-class Ordering(ABC):
-    """The queued calls of an engine and those that were sent to it."""
+class ArrivalOrdering:
+    """First come, first served, without a bound on sent calls; every program may run."""
 
-    has_policy: ClassVar[bool]
+    has_policy: ClassVar[bool] = False
     """Whether the scheduler's policy decides."""
 
-    @abstractmethod
+    def __init__(self) -> None:
+        self._waiting: dict[str, float] = {}
+
     def enter(self, arrival: Arrival, now: float) -> None:
-        """Queue a call, whose id must not be in use."""
+        """Append a call, whose id must not be in use."""
+        self._waiting[arrival.call_id] = now
 
-    @abstractmethod
-    def next(self, now: float) -> str | None:
+    def next(self, now: float) -> str | None:  # noqa: ARG002
         """Return the queued call to send first; None if none may be sent."""
+        return next(iter(self._waiting), None)
 
-    @abstractmethod
     def send(self, key: str, now: float) -> Wait:
         """Note that a queued call is sent; return how long it waited."""
+        waited_s = now - self._waiting.pop(key)
+        return Wait(wait_s=waited_s, counted_s=waited_s)
 
-    @abstractmethod
-    def leave(self, key: str, now: float, usage: Usage | None = None) -> Wait | None:
+    def leave(self, key: str, now: float, usage: Usage | None = None) -> Wait | None:  # noqa: ARG002
         """Remove a call that may have been sent; return how long it waited if it is still queued.
 
         Args:
@@ -64,9 +68,10 @@ class Ordering(ABC):
             now: The time.
             usage: The tokens that its answer states; None if unknown.
         """
+        return self.send(key, now) if key in self._waiting else None
 
-    def on_program_ended(self, program_id: str, now: float) -> None:  # noqa: B027 - not all keep anything
-        """Free what is kept for a program, which may be unknown."""
+    def on_program_ended(self, program_id: str, now: float) -> None:
+        """Free what is kept for a program, which may be unknown: nothing."""
 
     def inactive(self, key: str) -> Inactive | None:  # noqa: ARG002
         """Return why a queued call's program is not active; None if it is."""
@@ -81,33 +86,7 @@ class Ordering(ABC):
         return None
 
 
-class ArrivalOrdering(Ordering):
-    """First come, first served, without a bound on sent calls; every program may run."""
-
-    has_policy = False
-
-    def __init__(self) -> None:
-        self._waiting: dict[str, float] = {}
-
-    def enter(self, arrival: Arrival, now: float) -> None:
-        """Append the call."""
-        self._waiting[arrival.call_id] = now
-
-    def next(self, now: float) -> str | None:  # noqa: ARG002
-        """Return the first."""
-        return next(iter(self._waiting), None)
-
-    def send(self, key: str, now: float) -> Wait:
-        """Remove the call."""
-        waited_s = now - self._waiting.pop(key)
-        return Wait(wait_s=waited_s, counted_s=waited_s)
-
-    def leave(self, key: str, now: float, usage: Usage | None = None) -> Wait | None:  # noqa: ARG002
-        """Remove the call if it is still queued."""
-        return self.send(key, now) if key in self._waiting else None
-
-
-class PolicyOrdering(Ordering):
+class PolicyOrdering:
     """The scheduler's machine over the calls at the gateway: order, tenants' shares, promotion and admission.
 
     A sent call is never preempted. What an engine with our scheduler measures is estimated here. A call is
@@ -116,7 +95,7 @@ class PolicyOrdering(Ordering):
     by the work of those that it finished.
     """
 
-    has_policy = True
+    has_policy: ClassVar[bool] = True
 
     def __init__(self, config: SchedulerConfig, slots: float = math.inf, kv_tokens: float = math.inf) -> None:
         """Order calls for an engine.
@@ -239,3 +218,17 @@ class PolicyOrdering(Ordering):
         for key, until_s in self._charged_until_s.items():
             self._machine.charge(key, now - until_s, now)
             self._charged_until_s[key] = now
+
+
+Ordering = ArrivalOrdering | PolicyOrdering
+
+
+def make_ordering(engine: Engine, settings: Settings) -> Ordering:
+    """Return the order of the calls for an engine, as long as it has no scheduler of ours."""
+    limits, scheduler = settings.engine, settings.scheduler
+    slots, kv_tokens = limits.max_in_flight, limits.kv_tokens or engine.kv_tokens
+    has_admission = scheduler.has_admission and kv_tokens is not None
+    has_scheduler = engine.is_owned and engine.report_endpoints
+    if not has_scheduler and (slots is not None or has_admission):
+        return PolicyOrdering(scheduler, slots or math.inf, kv_tokens or math.inf)
+    return ArrivalOrdering()

@@ -26,11 +26,11 @@ logger = logging.getLogger(__name__)
 class EnginePool:
     """The engines by name, in the operator's order."""
 
-    def __init__(self, make_handle: Callable[[Engine], EngineHandle], on_left: Callable[[str], None]) -> None:
+    def __init__(self, make_handle: Callable[..., EngineHandle], on_left: Callable[[str], None]) -> None:
         """Create an empty pool.
 
         Args:
-            make_handle: Builds the handle of an engine that has been started.
+            make_handle: Builds a handle from an engine and what the pool itself tells it.
             on_left: Is called with the name of each engine that has left.
         """
         self._make_handle = make_handle
@@ -91,13 +91,8 @@ class EnginePool:
 
     async def links_settled(self, timeout_s: float) -> None:
         """Return once it is known what each running engine reports, or after the timeout."""
-        links = [handle.link for handle in self if handle.link is not None and handle.supervisor.is_up]
+        links = [handle.link for handle in self if handle.supervisor.is_up]
         await asyncio.gather(*(link.settled(timeout_s) for link in links if link.endpoints))
-
-    def on_link_change(self, handle: EngineHandle) -> None:
-        """Publish the change of an engine's report link."""
-        for listener in self._link_listeners:
-            listener(handle)
 
     def join(self, engine: Engine) -> EngineHandle:
         """Add an engine that has been started.
@@ -106,7 +101,9 @@ class EnginePool:
             ConflictError: if its name is taken.
         """
         self.check_free(engine.name)
-        handle = self._make_handle(engine)
+        handle = self._make_handle(
+            engine, can_move=partial(self.can_move_from, engine.name), on_link_change=self._on_link_change
+        )
         handle.supervisor.subscribe(self._on_change)
         handle.on_unused = partial(self._on_unused, handle)
         self._handles[engine.name] = handle
@@ -193,6 +190,10 @@ class EnginePool:
         self._review_queues()
         for listener in self._listeners:
             listener(change)
+
+    def _on_link_change(self, handle: EngineHandle) -> None:
+        for listener in self._link_listeners:
+            listener(handle)
 
     def _review_queues(self) -> None:
         for handle in self:

@@ -152,7 +152,7 @@ async def add_engine(engine: NewEngine, pool: Pool, settings: SettingsTree) -> E
     if warning is not None:
         logger.warning("%s", warning)
     handle = pool.join(remote)
-    if handle.link is not None and handle.link.endpoints:
+    if handle.link.endpoints:
         await handle.link.settled(LINK_WAIT_S)
     return _row(handle)
 
@@ -204,7 +204,7 @@ def _row(member: EngineHandle) -> EngineRow:
         memory_wait_s=member.memory.mean_wait_s if member.memory else None,
         **(_load(view.snapshot) if view.snapshot else {}),
         **(_working_set(member.admission) if member.admission else {}),
-        **(_versions(member.link) if member.link else {}),
+        **_versions(member.link),
     )
 
 
