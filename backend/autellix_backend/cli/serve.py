@@ -26,7 +26,7 @@ from autellix_backend.cli.signals import EXIT_FAILURE, EXIT_INTERRUPTED, on_sign
 from autellix_backend.cli.token_secret import with_token_secret
 from autellix_backend.gateway.app import create_app
 from autellix_backend.gateway.engines.pool import EnginePool
-from autellix_backend.gateway.http.origin import is_loopback
+from autellix_backend.gateway.http.guard import is_loopback
 from autellix_backend.gateway.http.page import PAGE_PATH, has_page
 from autellix_backend.gateway.tenancy.file import load_tenants
 from autellix_backend.gateway.tenancy.tenants import Tenants

@@ -28,11 +28,9 @@ from autellix_backend.gateway.http import (
 from autellix_backend.gateway.http.authentication import MAX_REQUESTS, Authentication
 from autellix_backend.gateway.http.call_paths import CallPaths
 from autellix_backend.gateway.http.errors import install_error_handlers
-from autellix_backend.gateway.http.framing import OneLength
+from autellix_backend.gateway.http.guard import RequestGuard, is_loopback
 from autellix_backend.gateway.http.openapi import AsgiRoute, head_routes
-from autellix_backend.gateway.http.origin import SameOrigin, is_loopback
 from autellix_backend.gateway.http.passthrough import PassthroughEndpoint
-from autellix_backend.gateway.http.version_header import VersionHeader
 from autellix_backend.gateway.tenancy.tenants import Tenants
 from autellix_backend.gateway.wiring import Components
 from autellix_backend.settings import Settings
@@ -102,10 +100,8 @@ def create_app(
             allow_private_network=True,
         )
     app.add_middleware(
-        SameOrigin, is_local=is_local and not has_keys, hosts=gateway.hosts, origins=gateway.origins
+        RequestGuard, is_local=is_local and not has_keys, hosts=gateway.hosts, origins=gateway.origins
     )
-    app.add_middleware(OneLength)
-    app.add_middleware(VersionHeader)
     app.router.routes.extend(routes)
     for room in ROOMS:
         app.router.routes.extend(room.router.routes)

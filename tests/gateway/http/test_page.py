@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from starlette.applications import Starlette
 
-from autellix_backend.gateway.http.origin import SameOrigin
+from autellix_backend.gateway.http.guard import RequestGuard
 from autellix_backend.gateway.http.page import PAGE_PATH, has_page, is_page_path
 from autellix_backend.gateway.tenancy.tenants import key_line
 from autellix_backend.page.assets import INDEX, assets
@@ -90,7 +90,7 @@ async def test_the_files_need_no_key_and_the_data_do(serve: Any, tmp_path: Path)
                 assert (path, response.status) == (path, expected)
 
 
-GUARD = SameOrigin(Starlette(), is_local=True, hosts=(), origins=())
+GUARD = RequestGuard(Starlette(), is_local=True, hosts=(), origins=())
 
 
 def link(**others: str) -> dict[str, str]:

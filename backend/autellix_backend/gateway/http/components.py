@@ -16,7 +16,7 @@ from autellix_backend.gateway.explain.event_feed import EventFeed
 from autellix_backend.gateway.explain.overview import Overview, engine_view
 from autellix_backend.gateway.history.history import PastProgram, ProgramHistory
 from autellix_backend.gateway.http.fairness import AnswerTurns
-from autellix_backend.gateway.http.origin import is_loopback, names_this_machine
+from autellix_backend.gateway.http.guard import is_loopback, names_this_machine
 from autellix_backend.gateway.identity.session_tokens import SessionTokens
 from autellix_backend.gateway.requests import read_headers
 from autellix_backend.gateway.tenancy.open_sessions import OpenSessions

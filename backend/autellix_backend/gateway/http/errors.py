@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import reprlib
 from http import HTTPStatus
 from typing import Any
@@ -13,8 +14,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from autellix_backend.gateway.errors import GatewayError, InvalidRequestError, error_shape
-from autellix_backend.gateway.http.version_header import VERSION_HEADER
 from autellix_backend.gateway.requests import ClientGoneError
+from autellix_wire.headers import VERSION
+
+VERSION_HEADER = (VERSION.lower().encode(), importlib.metadata.version("autellix").encode())
+"""On each response: clients annotate their calls to hosts that send it."""
 
 
 def install_error_handlers(app: FastAPI) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from starlette.applications import Starlette
 
-from autellix_backend.gateway.http.origin import SameOrigin, is_loopback
+from autellix_backend.gateway.http.guard import RequestGuard, is_loopback
 
 BROWSER = {
     "origin": "https://chat.example",
@@ -18,7 +18,7 @@ BROWSER = {
 
 def foreign_page(sent: dict[str, str], *, is_local: bool, **allowed: tuple[str, ...]) -> str | None:
     allowed = {"hosts": (), "origins": (), **allowed}
-    return SameOrigin(Starlette(), is_local=is_local, **allowed).foreign_page(sent)
+    return RequestGuard(Starlette(), is_local=is_local, **allowed).foreign_page(sent)
 
 
 def marks(**values: str) -> dict[str, str]:

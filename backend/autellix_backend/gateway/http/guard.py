@@ -1,4 +1,6 @@
-"""Protection against other sites' pages, whose scripts run in a browser that can reach the gateway.
+"""What each request passes first: its length must be clear, and it must not come from another site's page.
+
+A proxy in front may see the end of a request with two lengths elsewhere than the server.
 
 A browser lets any page send a plain-text POST to any address; it carries the page's `Origin`. It also lets a
 page read answers from its own host name, which the page's owner may point at this address (DNS rebinding);
@@ -12,10 +14,10 @@ from collections.abc import Collection, Mapping
 from functools import lru_cache
 from urllib.parse import urlsplit
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from autellix_backend.gateway.errors import ForeignPageError
-from autellix_backend.gateway.http.errors import error_response
+from autellix_backend.gateway.errors import ForeignPageError, GatewayError, InvalidRequestError
+from autellix_backend.gateway.http.errors import VERSION_HEADER, error_response
 from autellix_backend.gateway.http.page import is_page_path
 from autellix_backend.gateway.requests import read_headers
 
@@ -25,8 +27,8 @@ _OTHER_SITES = ("cross-site", "same-site")
 """Values of Sec-Fetch-Site for pages of other origins."""
 
 
-class SameOrigin:
-    """ASGI middleware that refuses requests of other sites' pages."""
+class RequestGuard:
+    """ASGI middleware that refuses such requests, and adds the version to each response."""
 
     def __init__(
         self, app: ASGIApp, *, is_local: bool, hosts: Collection[str], origins: Collection[str]
@@ -47,13 +49,27 @@ class SameOrigin:
         self._origins = frozenset(origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Forward one request, or answer it with 403."""
-        if scope["type"] == "http":
-            problem = self.foreign_page(read_headers(scope), is_page=is_page_path(scope["path"]))
-            if problem is not None:
-                await error_response(ForeignPageError(problem), scope["path"])(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
+        """Forward one request, or answer it with 400 or 403."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_with_version(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), VERSION_HEADER]
+            await send(message)
+
+        error = self._refusal(read_headers(scope), scope["path"])
+        app = self._app if error is None else error_response(error, scope["path"])
+        await app(scope, receive, send_with_version)
+
+    def _refusal(self, headers: Mapping[str, str], path: str) -> GatewayError | None:
+        if {"content-length", "transfer-encoding"} <= headers.keys():
+            # RFC 9112, 6.3
+            problem = "Content-Length and Transfer-Encoding: are both there; expected one of them"
+            return InvalidRequestError(problem, headers={"connection": "close"})
+        foreign = self.foreign_page(headers, is_page=is_page_path(path))
+        return None if foreign is None else ForeignPageError(foreign)
 
     def foreign_page(self, headers: Mapping[str, str], *, is_page: bool = False) -> str | None:
         """Return the evidence that a request comes from another site's page; None without any.
