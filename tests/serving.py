@@ -72,13 +72,14 @@ async def listening(app: Any, *, max_connections: int | None = None) -> AsyncIte
     async with asyncio.timeout(PATIENCE_S):
         while not (server.started or task.done()):  # noqa: ASYNC110 - the server has no event for it
             await asyncio.sleep(0.005)
-    if hasattr(getattr(app, "state", None), "pool"):
-        await app.state.components.pool.links_settled(PATIENCE_S)
+    components = getattr(getattr(app, "state", None), "components", None)
+    if components is not None:
+        await components.pool.links_settled(PATIENCE_S)
     try:
         yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     finally:
-        if (closing := getattr(getattr(app, "state", None), "closing", None)) is not None:
-            closing.set()
+        if components is not None:
+            components.closing.set()
         server.end()
         await task
 
