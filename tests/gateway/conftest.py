@@ -20,7 +20,7 @@ from tests.waiting import PATIENCE_S
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.policies import make_policy
 from autellix_backend.gateway.app import create_app
-from autellix_backend.gateway.http.sessions import SESSION_TTL_S
+from autellix_backend.gateway.identity.running_sessions import SESSION_TTL_S
 from autellix_backend.gateway.tenancy.limiter import Limiter
 from autellix_backend.reports.snapshot import EngineSnapshot
 from autellix_backend.settings import (

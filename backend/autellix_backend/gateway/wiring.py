@@ -19,12 +19,11 @@ from autellix_backend.gateway.classes import ProgramClasses
 from autellix_backend.gateway.engines.handle import EngineHandle
 from autellix_backend.gateway.engines.pool import EnginePool
 from autellix_backend.gateway.explain.event_feed import EventFeed
+from autellix_backend.gateway.fairness import AnswerTurns
 from autellix_backend.gateway.history.critical_path import spent
 from autellix_backend.gateway.history.history import PastProgram, ProgramHistory
-from autellix_backend.gateway.http.fairness import AnswerTurns
-from autellix_backend.gateway.http.sessions import SESSION_TTL_S
 from autellix_backend.gateway.identity.identity import IdentityResolver
-from autellix_backend.gateway.identity.running_sessions import RunningSessions
+from autellix_backend.gateway.identity.running_sessions import SESSION_TTL_S, RunningSessions
 from autellix_backend.gateway.identity.session_tokens import SessionTokens
 from autellix_backend.gateway.tenancy.file import load_tenants
 from autellix_backend.gateway.tenancy.intake import Intake

@@ -10,7 +10,7 @@ import pytest
 from tests.gateway.conftest import Serve, until
 from yarl import URL
 
-from autellix_backend.gateway.http.sessions import HEARTBEAT_S
+from autellix_backend.gateway.identity.running_sessions import HEARTBEAT_S
 
 SESSIONS = "/autellix/v1/sessions"
 PROGRAMS = "/autellix/v1/programs"

@@ -12,7 +12,7 @@ from tests.gateway.conftest import CHAT, HELLO, Rig, Serve
 from tests.stores.tables import all_programs
 from tests.waiting import PATIENCE_S, until
 
-from autellix_backend.gateway.http import components
+from autellix_backend.gateway.http import parameters
 from autellix_backend.gateway.identity import running_sessions
 from autellix_backend.gateway.tenancy.tenants import key_line, new_key
 from autellix_backend.settings import GatewaySettings, Settings, SettingsError, settings_to_mapping
@@ -276,7 +276,7 @@ async def test_another_machine_lists_only_its_own_programs(
         await call(rig, session="theirs", program="q", token=foreign)
         # On the gateway's machine one is an operator.
         assert len((await rig.get(PROGRAMS))[1]["programs"]) == 2
-        monkeypatch.setattr(components, "is_loopback", lambda _host: False)
+        monkeypatch.setattr(parameters, "is_loopback", lambda _host: False)
         for path in (PROGRAMS, PROGRAMS + "/p", PROGRAMS + "/p/why", PROGRAMS + "/p/timeline"):
             assert (await rig.get(path))[0] == 401
         assert (await rig.get("/autellix/v1/events"))[0] == 403
@@ -300,7 +300,7 @@ async def test_another_machine_learns_only_of_its_own_ended_programs(
         _, listed = await rig.get(HISTORY)
         assert [row["program_id"] for row in listed["programs"]] == ["p"]
 
-        monkeypatch.setattr(components, "is_loopback", lambda _host: False)
+        monkeypatch.setattr(parameters, "is_loopback", lambda _host: False)
         for path in (HISTORY, HISTORY + "/p", PROGRAMS + "/p/why", PROGRAMS + "/p/timeline"):
             assert (await rig.get(path))[0] == 401
             async with rig.client.get(rig.url + path, headers=headers("theirs", token=foreign)) as answer:

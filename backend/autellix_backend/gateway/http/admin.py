@@ -13,14 +13,8 @@ from autellix_backend.gateway.engines.pool import EnginePool
 from autellix_backend.gateway.engines.reporting import LOCAL
 from autellix_backend.gateway.errors import EngineUnavailableError, ShuttingDownError
 from autellix_backend.gateway.explain.overview import engine_view
-from autellix_backend.gateway.http.components import (
-    Metrics,
-    Pool,
-    SettingsTree,
-    Store,
-    admin_only,
-)
 from autellix_backend.gateway.http.openapi import openapi_document
+from autellix_backend.gateway.http.parameters import Parts, admin_only
 from autellix_backend.gateway.http.refusals import refusals
 from autellix_backend.observe.metrics import CONTENT_TYPE, GatewayMetrics
 from autellix_backend.settings import settings_to_mapping
@@ -47,9 +41,9 @@ router = APIRouter(tags=["operators"], responses=refusals(500))
 @router.get(
     API_PREFIX + "/config", dependencies=[admin_only("the configuration")], responses=refusals(401, 403)
 )
-async def config(settings: SettingsTree) -> dict[str, Any]:
+async def config(parts: Parts) -> dict[str, Any]:
     """Show the settings in force, secrets hidden."""
-    return settings_to_mapping(settings)
+    return settings_to_mapping(parts.settings)
 
 
 @router.get("/healthz", response_model_exclude_none=True, openapi_extra=_NEEDS_NO_KEY)
@@ -59,12 +53,12 @@ async def healthz() -> GatewayHealth:
 
 
 @router.get("/readyz", response_model_exclude_none=True, responses=refusals(503), openapi_extra=_NEEDS_NO_KEY)
-async def readyz(pool: Pool, store: Store) -> GatewayHealth:
+async def readyz(parts: Parts) -> GatewayHealth:
     """Report whether the gateway can answer calls; `degraded` has a reason."""
-    _check_ready(pool)
-    reporting = {member.name: member.reporting for member in pool}
+    _check_ready(parts.pool)
+    reporting = {member.name: member.reporting for member in parts.pool}
     problems = [
-        store.failure(),
+        parts.store.failure(),
         *(f"{name}: {each.problem}" for name, each in reporting.items() if each.problem),
     ]
     reason = "; ".join(filter(None, problems)) or None
@@ -78,9 +72,9 @@ async def readyz(pool: Pool, store: Store) -> GatewayHealth:
 @router.get("/health", response_class=Response, responses=refusals(503), openapi_extra=_NEEDS_NO_KEY)
 @router.get("/ping", response_class=Response, responses=refusals(503), openapi_extra=_NEEDS_NO_KEY)
 @router.post("/ping", response_class=Response, responses=refusals(503), openapi_extra=_NEEDS_NO_KEY)
-async def health(pool: Pool) -> Response:
+async def health(parts: Parts) -> Response:
     """Answer with an empty body, as vLLM does, if the gateway can answer calls."""
-    _check_ready(pool)
+    _check_ready(parts.pool)
     return Response()
 
 
@@ -90,10 +84,11 @@ async def health(pool: Pool) -> Response:
     responses=refusals(401, 403, 503),
     response_class=PlainTextResponse,
 )
-async def metrics(page: Metrics, pool: Pool, store: Store) -> Response:
+async def metrics(parts: Parts) -> Response:
     """Return the metrics in Prometheus' text format."""
-    _measure_engines(page, pool)
-    counts = await store.counts()
+    page = parts.metrics
+    _measure_engines(page, parts.pool)
+    counts = await parts.store.counts()
     page.set_stored(programs=counts.programs, sessions=counts.sessions, active_calls=counts.active_calls)
     return Response(page.render(), headers={"content-type": CONTENT_TYPE})
 

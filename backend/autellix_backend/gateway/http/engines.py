@@ -17,7 +17,7 @@ from autellix_backend.gateway.engines.handle import EngineHandle
 from autellix_backend.gateway.errors import ConflictError, InvalidRequestError
 from autellix_backend.gateway.explain.overview import engine_view
 from autellix_backend.gateway.http.bodies import BodyRoute, Id
-from autellix_backend.gateway.http.components import Pool, SettingsTree, admin_only, operator_only
+from autellix_backend.gateway.http.parameters import Parts, admin_only, operator_only
 from autellix_backend.gateway.http.refusals import refusals
 from autellix_backend.reports.snapshot import AdmissionSnapshot, EngineSnapshot
 from autellix_backend.settings import MAX_PORT, EngineKindChoice, SettingsError
@@ -120,9 +120,9 @@ router = APIRouter(
 
 
 @router.get(ENGINES_PATH, dependencies=[admin_only("the list of engines")])
-async def list_engines(pool: Pool) -> EngineTable:
+async def list_engines(parts: Parts) -> EngineTable:
     """List the engines and their load."""
-    return EngineTable(engines=[_row(member) for member in pool])
+    return EngineTable(engines=[_row(member) for member in parts.pool])
 
 
 @router.post(
@@ -131,18 +131,17 @@ async def list_engines(pool: Pool) -> EngineTable:
     dependencies=[operator_only("adding engines")],
     responses=refusals(400, 409, 413),
 )
-async def add_engine(engine: NewEngine, pool: Pool, settings: SettingsTree) -> EngineRow:
+async def add_engine(engine: NewEngine, parts: Parts) -> EngineRow:
     """Add a running engine to the pool."""
+    pool, ours = parts.pool, parts.settings.engine
     if len(pool) >= MAX_ENGINES:
         raise ConflictError(f"the pool already has {MAX_ENGINES} engines, the maximum")
     name = engine.name or pool.free_name("remote")
     pool.check_free(name)
     try:
-        remote = make_remote(
-            settings.engine, engine.url, name=name, kind=engine.kind, report_port=engine.report_port
-        )
+        remote = make_remote(ours, engine.url, name=name, kind=engine.kind, report_port=engine.report_port)
         await remote.start()
-        warning = await check_models([*(handle.engine for handle in pool), remote], settings.engine.api_key)
+        warning = await check_models([*(handle.engine for handle in pool), remote], ours.api_key)
     except NoSharedModelError as error:
         raise ConflictError(str(error), param="url") from error
     except SettingsError as error:
@@ -160,17 +159,17 @@ async def add_engine(engine: NewEngine, pool: Pool, settings: SettingsTree) -> E
 @router.post(
     ONE_ENGINE + "/drain", dependencies=[operator_only("draining engines")], responses=refusals(404, 409)
 )
-async def drain_engine(name: str, pool: Pool) -> EngineRow:
+async def drain_engine(name: str, parts: Parts) -> EngineRow:
     """Send an engine no further calls."""
-    return _row(pool.drain(name))
+    return _row(parts.pool.drain(name))
 
 
 @router.post(
     ONE_ENGINE + "/undrain", dependencies=[operator_only("draining engines")], responses=refusals(404, 409)
 )
-async def undrain_engine(name: str, pool: Pool) -> EngineRow:
+async def undrain_engine(name: str, parts: Parts) -> EngineRow:
     """Send a drained engine calls again."""
-    return _row(pool.undrain(name))
+    return _row(parts.pool.undrain(name))
 
 
 @router.delete(
@@ -179,9 +178,9 @@ async def undrain_engine(name: str, pool: Pool) -> EngineRow:
     dependencies=[operator_only("removing engines")],
     responses=refusals(404, 409),
 )
-async def remove_engine(name: str, pool: Pool) -> EngineRow:
+async def remove_engine(name: str, parts: Parts) -> EngineRow:
     """Drain an engine, and remove it from the pool once its last call has ended."""
-    return _row(pool.remove(name))
+    return _row(parts.pool.remove(name))
 
 
 def _row(member: EngineHandle) -> EngineRow:

@@ -16,7 +16,7 @@ from autellix_backend.gateway.history.critical_path import Spent, spent, spent_t
 from autellix_backend.gateway.history.history import PastProgram
 from autellix_backend.gateway.history.spans import Span, spans
 from autellix_backend.gateway.http.bodies import DEFAULT_LIMIT, Limit, json_response
-from autellix_backend.gateway.http.components import Ended, History, IsShown, Turn, Viewer
+from autellix_backend.gateway.http.parameters import Ended, IsShown, Parts, Turn, Viewer
 from autellix_backend.gateway.http.refusals import refusals
 from autellix_backend.gateway.tenancy.tenants import Tenant
 from autellix_backend.observe.settled_call import Outcome, SettledCall
@@ -128,7 +128,7 @@ router = APIRouter(tags=["operators"], responses=refusals(401, 500))
 @router.get(HISTORY_PATH, response_model=EndedTable, responses=refusals(400))
 async def list_ended(
     viewer: Viewer,
-    history: History,
+    parts: Parts,
     is_shown: IsShown,
     turn: Turn,
     limit: Limit = DEFAULT_LIMIT,
@@ -136,7 +136,7 @@ async def list_ended(
 ) -> Response:
     """List the programs that ended, the last one first: the tenant's own, or all for an admin."""
     before = _ended_before(after)
-    programs = filter(is_shown, history.programs(viewer.visible_prefix))
+    programs = filter(is_shown, parts.history.programs(viewer.visible_prefix))
     ids = [((program.ended_at_s, viewer.shown(program.program_id)), program) for program in programs]
     found = sorted((each for each in ids if each[0] < before), key=itemgetter(0), reverse=True)
     rows: list[EndedRow] = []

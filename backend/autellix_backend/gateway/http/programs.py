@@ -19,19 +19,17 @@ from autellix_backend.gateway.explain.views import (
 )
 from autellix_backend.gateway.explain.why import explain_program
 from autellix_backend.gateway.http.bodies import DEFAULT_LIMIT, Limit, json_response
-from autellix_backend.gateway.http.components import (
+from autellix_backend.gateway.http.history import EndedExplanation, explain_ended
+from autellix_backend.gateway.http.parameters import (
     CurrentOverview,
     Ended,
     IsShown,
     Living,
-    Routes,
-    SettingsTree,
-    Store,
+    Parts,
     Turn,
     Viewer,
     unknown_program,
 )
-from autellix_backend.gateway.http.history import EndedExplanation, explain_ended
 from autellix_backend.gateway.http.refusals import refusals
 from autellix_wire.paths import PROGRAMS_PATH
 
@@ -66,8 +64,7 @@ router = APIRouter(tags=["operators"], responses=refusals(401, 500))
 @router.get(PROGRAMS_PATH, response_model=ProgramTable, responses=refusals(400))
 async def list_programs(
     viewer: Viewer,
-    store: Store,
-    settings: SettingsTree,
+    parts: Parts,
     is_shown: IsShown,
     turn: Turn,
     overview: CurrentOverview,
@@ -83,14 +80,14 @@ async def list_programs(
     for _ in range(MAX_PAGES):
         most = min(limit - len(rows), PAGE_PROGRAMS)
         try:
-            page = await store.page(
+            page = await parts.store.page(
                 prefix=viewer.visible_prefix, is_active=is_active, after=cursor, limit=most
             )
         except ValueError as error:
             raise InvalidRequestError(f"after: {error}", param="after") from error
         for view in page.programs:
             if is_shown(view) and (state is None or overview.program_state(view) is state):
-                rows.append(program_row(view, overview, settings.scheduler, viewer))
+                rows.append(program_row(view, overview, parts.settings.scheduler, viewer))
             await turn.pause()
         cursor = page.cursor
         if cursor is None or len(rows) == limit:
@@ -106,13 +103,12 @@ async def explain(
     view: Living,
     ended: Ended,
     overview: CurrentOverview,
-    settings: SettingsTree,
-    routes: Routes,
+    parts: Parts,
 ) -> ProgramExplanation | EndedExplanation:
     """Explain why a program's calls wait or run, or where the time of one that has ended went."""
     if view is not None:
-        placement = routes.placement(view.program_id)
-        return explain_program(view, overview, settings.scheduler, viewer, placement)
+        placement = parts.router.placement(view.program_id)
+        return explain_program(view, overview, parts.settings.scheduler, viewer, placement)
     if ended is not None:
         return explain_ended(ended, viewer)
     raise unknown_program(program_id)
@@ -120,13 +116,13 @@ async def explain(
 
 @router.get(ONE_PROGRAM, responses=refusals(404))
 async def show_program(
-    program_id: str, viewer: Viewer, view: Living, overview: CurrentOverview, settings: SettingsTree
+    program_id: str, viewer: Viewer, view: Living, overview: CurrentOverview, parts: Parts
 ) -> ProgramDetail:
     """Show one program with its latest calls."""
     if view is None:
         raise unknown_program(program_id)
     return ProgramDetail(
-        **asdict(program_row(view, overview, settings.scheduler, viewer)),
+        **asdict(program_row(view, overview, parts.settings.scheduler, viewer)),
         critical_path_s=critical_path_s(view.calls),
         calls=call_rows(view, overview),
     )

@@ -12,27 +12,16 @@ from starlette.responses import Response
 
 from autellix_backend.gateway.errors import NotFoundError, SessionTakenError
 from autellix_backend.gateway.http.bodies import BodyRoute, Id
-from autellix_backend.gateway.http.components import (
-    Clock,
-    Closing,
-    Sessions,
-    Store,
-    Tokens,
-    Viewer,
-    unknown_program,
-)
+from autellix_backend.gateway.http.parameters import Parts, Viewer, unknown_program
 from autellix_backend.gateway.http.refusals import refusals
+from autellix_backend.gateway.identity.running_sessions import HEARTBEAT_S, LOST_HEARTBEATS
 from autellix_backend.gateway.requests import read_headers, run_while_connected
-from autellix_backend.stores.base import NotOwnerError, ProgramStore
+from autellix_backend.gateway.wiring import Components
+from autellix_backend.stores.base import NotOwnerError
 from autellix_wire.paths import PROGRAMS_PATH, SESSIONS_PATH
 from autellix_wire.sessions import SERVER, SessionStart, SessionStarted
 
 VERSION = importlib.metadata.version("autellix")
-HEARTBEAT_S = 10.0
-"""The heartbeat period that clients are asked to keep: rare against their calls."""
-LOST_HEARTBEATS = 3
-"""Heartbeats that a client may miss before its session ends."""
-SESSION_TTL_S = LOST_HEARTBEATS * HEARTBEAT_S
 WATCHED_HEARTBEATS = 1.25
 """A session ends after this many heartbeats once its watch has ended, unless another heartbeat arrives."""
 ONE_SESSION = SESSIONS_PATH + "/{session_id:path}"
@@ -67,21 +56,14 @@ router = APIRouter(
     response_model_exclude_none=True,
 )
 async def start_session(
-    start: StartBody,
-    viewer: Viewer,
-    store: Store,
-    clock: Clock,
-    tokens: Tokens,
-    open_sessions: Sessions,
-    request: Request,
-    response: Response,
+    start: StartBody, viewer: Viewer, parts: Parts, request: Request, response: Response
 ) -> StartAnswer:
     """Start a session, or refresh the one of this id."""
-    scoped_id = viewer.scoped(start.session_id)
-    open_sessions.admit(viewer, scoped_id, clock())
+    tokens, now, scoped_id = parts.tokens, parts.clock(), viewer.scoped(start.session_id)
+    parts.sessions.admit(viewer, scoped_id, now)
     owner = tokens.claim(scoped_id, read_headers(request.scope), start.proof)
     try:
-        is_new = await store.open_session(scoped_id, clock(), owner if tokens.is_strict else None)
+        is_new = await parts.store.open_session(scoped_id, now, owner if tokens.is_strict else None)
     except NotOwnerError as error:
         raise SessionTakenError(start.session_id) from error
     if is_new:
@@ -95,9 +77,9 @@ async def start_session(
     )
 
 
-async def _scoped(session_id: Id, viewer: Viewer, tokens: Tokens, request: Request) -> str:
+async def _scoped(session_id: Id, viewer: Viewer, parts: Parts, request: Request) -> str:
     scoped_id = viewer.scoped(session_id)
-    tokens.check(scoped_id, read_headers(request.scope))
+    parts.tokens.check(scoped_id, read_headers(request.scope))
     return scoped_id
 
 
@@ -106,68 +88,49 @@ ScopedId = Annotated[str, Depends(_scoped)]
 
 
 @router.post(ONE_SESSION + "/heartbeat", responses=refusals(404))
-async def heartbeat(
-    session_id: Id, scoped_id: ScopedId, viewer: Viewer, store: Store, clock: Clock, open_sessions: Sessions
-) -> dict[str, str]:
+async def heartbeat(session_id: Id, scoped_id: ScopedId, viewer: Viewer, parts: Parts) -> dict[str, str]:
     """Keep a session alive."""
-    await _refresh(session_id, scoped_id, store, clock())
-    open_sessions.keep(viewer, scoped_id, clock())
+    await _refresh(session_id, scoped_id, parts)
+    parts.sessions.keep(viewer, scoped_id, parts.clock())
     return {}
 
 
 @router.get(ONE_SESSION + "/watch", status_code=204, responses=refusals(404))
-async def watch(
-    session_id: Id,
-    scoped_id: ScopedId,
-    store: Store,
-    clock: Clock,
-    closing: Closing,
-    request: Request,
-) -> None:
+async def watch(session_id: Id, scoped_id: ScopedId, parts: Parts, request: Request) -> None:
     """Stay open as long as the client lives; its session ends soon after it, unless a heartbeat follows."""
-    await _refresh(session_id, scoped_id, store, clock())
-    await run_while_connected(closing.wait(), request.receive)
-    if not closing.is_set():
+    await _refresh(session_id, scoped_id, parts)
+    await run_while_connected(parts.closing.wait(), request.receive)
+    if not parts.closing.is_set():
         # Backdates its last heartbeat, so that little of its time is left.
         spent_s = (LOST_HEARTBEATS - WATCHED_HEARTBEATS) * HEARTBEAT_S
-        await store.heartbeat(scoped_id, clock() - spent_s)
+        await parts.store.heartbeat(scoped_id, parts.clock() - spent_s)
 
 
 @router.delete(ONE_SESSION, status_code=204, responses=refusals(404))
-async def end_session(
-    session_id: Id,
-    scoped_id: ScopedId,
-    viewer: Viewer,
-    store: Store,
-    clock: Clock,
-    tokens: Tokens,
-    open_sessions: Sessions,
-) -> None:
+async def end_session(session_id: Id, scoped_id: ScopedId, viewer: Viewer, parts: Parts) -> None:
     """End a session and its programs."""
-    tokens.running.note_end(scoped_id)
-    open_sessions.end(viewer, scoped_id)
-    if not await store.close_session(scoped_id, clock()):
+    parts.tokens.running.note_end(scoped_id)
+    parts.sessions.end(viewer, scoped_id)
+    if not await parts.store.close_session(scoped_id, parts.clock()):
         raise NotFoundError(f"there is no session {session_id!r}", param="session_id")
 
 
 @router.delete(PROGRAMS_PATH + "/{program_id:path}", status_code=204, responses=refusals(404))
-async def end_program(
-    program_id: Id, viewer: Viewer, store: Store, clock: Clock, tokens: Tokens, request: Request
-) -> None:
+async def end_program(program_id: Id, viewer: Viewer, parts: Parts, request: Request) -> None:
     """End a program."""
     owner = None
-    if tokens.is_strict and not (viewer.is_admin and viewer.name):
-        owner = await tokens.prove(read_headers(request.scope), viewer)
+    if parts.tokens.is_strict and not (viewer.is_admin and viewer.name):
+        owner = await parts.tokens.prove(read_headers(request.scope), viewer)
     for scoped_id in viewer.candidates(program_id):
         if owner is not None:
-            view = await store.program(scoped_id)
+            view = await parts.store.program(scoped_id)
             if view is not None and view.owner != owner:
                 break
-        if await store.end_program(scoped_id, clock()):
+        if await parts.store.end_program(scoped_id, parts.clock()):
             return
     raise unknown_program(program_id)
 
 
-async def _refresh(session_id: str, scoped_id: str, store: ProgramStore, now: float) -> None:
-    if not await store.heartbeat(scoped_id, now):
+async def _refresh(session_id: str, scoped_id: str, parts: Components) -> None:
+    if not await parts.store.heartbeat(scoped_id, parts.clock()):
         raise NotFoundError(f"there is no session {session_id!r}: start it again", param="session_id")

@@ -18,16 +18,16 @@ from autellix_backend.gateway.history.critical_path import Spent, spent
 from autellix_backend.gateway.history.history import PastProgram
 from autellix_backend.gateway.history.spans import Span, SpanKind
 from autellix_backend.gateway.http.bodies import json_response
-from autellix_backend.gateway.http.components import (
+from autellix_backend.gateway.http.history import ENDED, TimelineCall, finished_row
+from autellix_backend.gateway.http.parameters import (
     CurrentOverview,
     Ended,
-    History,
     Living,
+    Parts,
     Turn,
     Viewer,
     unknown_program,
 )
-from autellix_backend.gateway.http.history import ENDED, TimelineCall, finished_row
 from autellix_backend.gateway.http.programs import ONE_PROGRAM
 from autellix_backend.gateway.http.refusals import refusals
 from autellix_backend.observe.settled_call import Outcome, SettledCall
@@ -67,14 +67,14 @@ async def show_timeline(
     view: Living,
     program: Ended,
     overview: CurrentOverview,
-    history: History,
+    parts: Parts,
 ) -> Response:
     """Show what each call of a program did when, while it runs or after it ended."""
     state = ENDED
     open_rows: tuple[TimelineCall, ...] = ()
     if view is not None:
         state = overview.program_state(view)
-        recorded = history.living(view.program_id)
+        recorded = parts.history.living(view.program_id)
         program, open_rows = living_program(view, recorded, overview, wall_s=time.time())
     if program is None:
         raise unknown_program(program_id)

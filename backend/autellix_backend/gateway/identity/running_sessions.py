@@ -10,6 +10,11 @@ from collections.abc import Callable
 
 from autellix_backend.stores.base import ProgramStore
 
+HEARTBEAT_S = 10.0
+"""The heartbeat period that clients are asked to keep: rare against their calls."""
+LOST_HEARTBEATS = 3
+"""Heartbeats that a client may miss before its session ends."""
+SESSION_TTL_S = LOST_HEARTBEATS * HEARTBEAT_S
 START_WINDOW_S = 2.0
 """How long before or after its session's start a call may lack the token."""
 POLL_S = 0.1
