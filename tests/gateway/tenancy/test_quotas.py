@@ -18,7 +18,7 @@ from autellix_backend.core.policies import make_policy
 from autellix_backend.gateway.calls.body import bounded, parse_body
 from autellix_backend.gateway.calls.dialects import DIALECTS
 from autellix_backend.gateway.errors import InvalidRequestError, LimitError
-from autellix_backend.gateway.tenancy.limiter import Charge, Limiter
+from autellix_backend.gateway.tenancy.limiter import Limiter
 from autellix_backend.gateway.tenancy.quotas import (
     DAY_S,
     TenantUsage,
@@ -55,7 +55,7 @@ def admit(limiter: Limiter, tenant: Tenant, program: str = "p", now: float = 0.0
 
 
 def charge(limiter: Limiter, call_key: str, now: float = 0.0, **changes: Any) -> None:
-    limiter.charge(call_key, now, Charge(**changes))
+    limiter.charge(call_key, now, **changes)
 
 
 @UNTIMED

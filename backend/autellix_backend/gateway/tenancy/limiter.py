@@ -43,14 +43,6 @@ class _Reservation(NamedTuple):
     body_bytes: int
 
 
-class Charge(NamedTuple):
-    """What a call costs its tenant and program at its end."""
-
-    tokens: int = 0
-    is_refunded: bool = False
-    """Whether it does not count among the tenant's requests."""
-
-
 class Limiter:
     """Admits calls by their tenants' limits, and charges them when they are settled."""
 
@@ -96,22 +88,26 @@ class Limiter:
 
     def release(self, call_key: str, now: float) -> None:
         """Release a call that could not start; it may be unknown."""
-        self._release(call_key, now, Charge(is_refunded=True))
+        self._release(call_key, now, is_refunded=True)
 
     def call_bytes(self, tenant: str) -> int:
         """Return the bytes of a tenant's calls in flight."""
         usage = self._tenants.get(tenant)
         return 0 if usage is None else usage.call_bytes
 
-    def charge(self, call_key: str, now: float, charge: Charge) -> None:
-        """Release an ended call and charge it to its tenant and program; it may be unknown."""
+    def charge(self, call_key: str, now: float, *, tokens: int = 0, is_refunded: bool = False) -> None:
+        """Release an ended call and charge it to its tenant and program; it may be unknown.
+
+        A refunded call does not count among its tenant's requests.
+        """
         if call_key in self._reservations:
             self._programs[self._reservations[call_key].program_id].is_in_table = True
-            self._release(call_key, now, charge)
+            self._release(call_key, now, tokens=tokens, is_refunded=is_refunded)
 
     def on_call_settled(self, settled: SettledCall) -> None:
         """Charge a call that was admitted by limits."""
-        self.charge(settled.start.key, settled.settled_s, charge_of(settled))
+        tokens, is_refunded = charge_of(settled)
+        self.charge(settled.start.key, settled.settled_s, tokens=tokens, is_refunded=is_refunded)
 
     def on_program_ended(self, program_id: str) -> None:
         """Drop a program; the id may be unknown."""
@@ -120,7 +116,7 @@ class Limiter:
             program.is_in_table = False
             self._drop_if_gone(program_id, program)
 
-    def _release(self, call_key: str, now: float, charge: Charge) -> None:
+    def _release(self, call_key: str, now: float, *, tokens: int = 0, is_refunded: bool) -> None:
         reservation = self._reservations.pop(call_key, None)
         if reservation is None:
             return
@@ -128,15 +124,15 @@ class Limiter:
         usage.calls -= 1
         usage.call_bytes -= reservation.body_bytes
         self._advance(usage, reservation.limits, now)
-        if charge.is_refunded and usage.requests is not None:
+        if is_refunded and usage.requests is not None:
             # A bucket that has been refilled since already holds the request.
             room = capacity(reservation.limits.requests_per_minute or 0.0) - usage.requests.level
             usage.requests = usage.requests.less(-min(1.0, room))
         if usage.tokens is not None:
-            usage.tokens = usage.tokens.less(charge.tokens)
-        usage.day_tokens += charge.tokens
+            usage.tokens = usage.tokens.less(tokens)
+        usage.day_tokens += tokens
         program.running -= 1
-        program.tokens += charge.tokens
+        program.tokens += tokens
         self._drop_if_gone(reservation.program_id, program)
 
     def _drop_if_gone(self, program_id: str, program: _LimitedProgram) -> None:
@@ -153,13 +149,12 @@ class Limiter:
             usage.day, usage.day_tokens = int(day), 0
 
 
-def charge_of(settled: SettledCall) -> Charge:
-    """Return what a settled call costs."""
+def charge_of(settled: SettledCall) -> tuple[int, bool]:
+    """Return the tokens that a settled call costs, and whether it does not count as a request."""
     usage = settled.engine_usage
     # A stream that states no usage costs an output token for each event.
     tokens = settled.streamed_events if usage is None else usage.prompt_tokens + usage.output_tokens
-    is_refunded = settled.outcome is Outcome.UNAVAILABLE and not settled.streamed_events
-    return Charge(tokens, is_refunded)
+    return tokens, settled.outcome is Outcome.UNAVAILABLE and not settled.streamed_events
 
 
 def _bucket(bucket: Bucket | None, per_minute: float | None, now: float) -> Bucket | None:
