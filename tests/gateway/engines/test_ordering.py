@@ -77,31 +77,6 @@ def test_a_call_that_waited_too_long_is_promoted() -> None:
     assert (wait.wait_s, wait.counted_s) == (12.0, 2.0), "what a promotion made good counts no more"
 
 
-def test_a_promoted_call_is_ahead_of_later_ones() -> None:
-    ordering = ordered(beta=2.0)
-    ordering.enter(Arrival("long", "long", service_s=5.0), 0.0)
-    assert ordering.next(10.0) == "long"
-    ordering.enter(Arrival("fresh", "fresh"), 10.5)
-    assert ordering.next(11.0) == "long"
-
-
-def test_tenants_share_by_weight_and_new_programs_gain_nothing() -> None:
-    """One tenant with a fresh program on every call, one with a long program: each gets half of the time."""
-    ordering = ordered()
-    served_s = {"fresh": 0.0, "long": 0.0}
-    for number in range(40):
-        ordering.enter(Arrival(f"fresh-{number}", f"fresh-{number}", tenant="fresh"), 0.0)
-        ordering.enter(Arrival(f"long-{number}", "long", tenant="long", service_s=100.0), 0.0)
-    for now in range(40):
-        key = ordering.next(float(now))
-        assert key is not None
-        ordering.send(key, float(now))
-        ordering.leave(key, now + 1.0)
-        served_s[key.partition("-")[0]] += 1.0
-        ordering.check()
-    assert abs(served_s["long"] - served_s["fresh"]) <= 2.0
-
-
 @given(
     policy=st.sampled_from(LIVE_POLICY_NAMES),
     slots=st.integers(1, 4),
@@ -226,36 +201,6 @@ def test_the_cost_of_work_is_the_busy_time_by_the_work_of_finished_calls() -> No
             ordering.leave("q-1", 3.0, Usage(prompt_tokens=100))
     ordering.leave("p-2", 11.0, Usage(prompt_tokens=300, cached_tokens=100))
     assert abs(ordering._machine.token_cost.seconds - 4.0 / 400) < 1e-4
-
-
-def test_idle_programs_make_room_in_time() -> None:
-    """A program that never ends and makes no further call does not keep the others waiting for good."""
-    ordering = admitted(idle_s=5.0)
-    ordering.enter(arrival("p-1", 500), 0.0)
-    assert sent(ordering, 0.0) == ["p-1"]
-    ordering.enter(arrival("q-1", 500), 0.0)
-    ordering.leave("p-1", 1.0, Usage(prompt_tokens=500))
-    ordering.enter(arrival("q-2", 500), 1.0)
-    assert sent(ordering, 6.5) == ["q-1", "q-2"]
-
-
-def test_without_admission_every_program_runs() -> None:
-    ordering = admitted(admission="none")
-    for key in ("p-1", "q-1"):
-        ordering.enter(arrival(key, 5000), 0.0)
-    assert sent(ordering, 0.0) == ["p-1", "q-1"]
-    assert ordering.working_set() is None
-    assert ordering.inactive("p-1") is None
-
-
-def test_arrivals_know_neither_programs_nor_memory() -> None:
-    ordering = ArrivalOrdering()
-    ordering.enter(arrival("p-1", 5000), 0.0)
-    ordering.on_program_ended("p", 0.0)
-    assert ordering.inactive("p-1") is None
-    assert ordering.working_set() is None
-    assert ordering.next(0.0) == "p-1"
-    assert ordering.memory(0.0) is None
 
 
 def test_the_balancer_gets_the_estimate_anew_after_a_while() -> None:

@@ -136,14 +136,6 @@ async def test_a_call_goes_where_fewest_are_open() -> None:
         assert Counter(engine for _, engine in answers) == {"fake-0": 3, "fake-1": 3, "fake-2": 3}
 
 
-@pytest.mark.parametrize("balancer", ["locality", "locality-bounded"])
-async def test_a_program_with_long_prompts_stays_at_its_engine(balancer: str) -> None:
-    async with serving(*[FakeBehaviour()] * 3, balancer=balancer) as rig:
-        for program in ("p", "q", "r"):
-            told = {(await rig.chat(program, "word " * 400))[1] for _ in range(5)}
-            assert len(told) == 1
-
-
 async def test_the_pin_of_a_program_goes_with_the_program() -> None:
     async with serving(FakeBehaviour(), FakeBehaviour(), balancer="locality") as rig:
         await rig.chat("p", "word " * 400)
@@ -306,17 +298,6 @@ async def test_an_invalid_engine_is_refused(body: dict[str, Any], param: str) ->
         assert await rig.names() == ["fake-0"]
 
 
-async def test_slow_engines_get_fewer_calls() -> None:
-    """Speeds are learnt from answers, so programs settle where they are answered sooner."""
-
-    fast, slow = FakeBehaviour(), FakeBehaviour(token_delay_s=0.1)
-    async with serving(fast, slow, balancer="locality-bounded") as rig:
-        for at in range(12):
-            await rig.chat(f"warm-{at}")
-        told = Counter([(await rig.chat(f"p{at}"))[1] for at in range(12)])
-        assert told["fake-0"] > told["fake-1"]
-
-
 async def test_an_engine_that_was_slow_once_gets_calls_again() -> None:
     """An estimate that only the engine's own calls can correct must not keep them away for good."""
 
@@ -327,12 +308,6 @@ async def test_an_engine_that_was_slow_once_gets_calls_again() -> None:
         for at in range(STALE_CALLS):
             assert (await rig.chat(f"p{at}"))[1] == "fake-1"
         assert (await rig.chat("next"))[1] == "fake-0"
-
-
-async def test_one_engine_costs_the_balancer_nothing() -> None:
-    async with serving(FakeBehaviour(), balancer="locality") as rig:
-        await rig.chat("p", "word " * 400)
-        assert not rig.app.state.components.router._balancer._pins
 
 
 async def test_an_engine_of_another_model_is_refused() -> None:

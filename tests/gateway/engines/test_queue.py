@@ -312,13 +312,6 @@ async def test_the_official_client_does_not_repeat_a_call_that_timed_out(serve: 
         assert len(rig.engine.calls) == 1
 
 
-async def test_the_official_client_repeats_a_call_whose_engine_was_gone(serve: Any) -> None:
-    behaviour = FakeBehaviour(fault=Fault.RESET_BEFORE_FIRST_BYTE, faulty_calls=3)
-    async with serve(behaviour) as rig, openai.AsyncOpenAI(base_url=rig.url + "/v1", api_key="k") as client:
-        answer = await client.chat.completions.create(**HELLO)
-        assert answer.choices[0].message.content
-
-
 async def test_a_program_waits_until_its_context_fits_into_an_engine_that_reports_nothing(serve: Any) -> None:
     """Estimates decide: the length of the prompt, then the tokens of the answers, until the program ends."""
     options = {"policy": "boost", "admission": "working_set", "reports": False}

@@ -1,15 +1,15 @@
-"""Engines that answer byte by byte as a script says, stop in the middle, or take no connection."""
+"""Engines that stop in the middle of an answer, or take no connection; and what reaches them."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import socket
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+from tests.gateway.calls.test_bad_answers import EVENT, gateway
+from tests.raw_engine import STREAM, chunk
 from tests.waiting import PATIENCE_S, until
 
 from autellix_backend.gateway.engines import upstream
@@ -19,41 +19,6 @@ from autellix_lab.fakes.engine import FakeEngine
 
 CHAT = "/v1/chat/completions"
 HELLO: dict[str, Any] = {"model": "autellix.fake-model", "messages": [{"role": "user", "content": "hello"}]}
-STREAM_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
-
-Script = Callable[[asyncio.StreamWriter], Awaitable[None]]
-
-
-class ScriptedEngine(FakeEngine):
-    """An engine that answers every request with the bytes that a script writes."""
-
-    def __init__(self, script: Script) -> None:
-        super().__init__()
-        self._script = script
-        self._server: asyncio.Server | None = None
-
-    async def start(self) -> None:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        self.base_url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
-
-    async def stop(self) -> None:
-        if self._server is not None:
-            self._server.close()
-
-    def is_alive(self) -> bool:
-        return self._server is not None
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(ConnectionError):
-            head = await reader.readuntil(b"\r\n\r\n")
-            length = next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length"))
-            await reader.readexactly(int(length.split(b":")[1]))
-            await self._script(writer)
-            # Until the other side hangs up.
-            while await reader.read(1024):
-                pass
-            self.aborted_calls += 1
-        writer.close()
 
 
 class UnreachableEngine(FakeEngine):
@@ -68,34 +33,19 @@ class UnreachableEngine(FakeEngine):
         self.base_url = f"http://{self._address[0]}:{self._address[1]}"
 
 
-def chunk(data: bytes) -> bytes:
-    return f"{len(data):x}\r\n".encode() + data + b"\r\n"
-
-
 async def test_an_engine_that_stops_in_mid_stream_ends_it_with_an_error_event(
     serve: Any, wait_until: Any
 ) -> None:
-    first = b'data: {"choices":[{"index":0,"delta":{"content":"a"}}]}\n\n'
-
-    async def script(writer: asyncio.StreamWriter) -> None:
-        writer.write(STREAM_HEAD + chunk(first))
-        await writer.drain()
-
-    async with serve(engine=ScriptedEngine(script), reports=False, upstream_timeout_s=0.3) as rig:
-        headers = {"X-Autellix-Program-ID": "p"}
-        body = {**HELLO, "stream": True}
-        async with rig.client.post(rig.url + CHAT, json=body, headers=headers) as response:
-            assert response.status == 200
+    async with gateway(serve, upstream_timeout_s=0.3) as (rig, raw, settled):
+        raw.parts, raw.stays = [STREAM, chunk(EVENT)], True
+        async with rig.client.post(rig.url + CHAT, json={**HELLO, "stream": True}) as response:
             content = await response.read()
-        assert content.startswith(first)
-        events = content.split(b"\n\n")
-        errors = [event for event in events if event.startswith(b'data: {"error"')]
-        assert [json.loads(error[6:])["error"]["code"] for error in errors] == ["engine_timeout"]
-        assert b"[DONE]" not in content
-        await wait_until(lambda: rig.engine.aborted_calls == 1)
-        program = await rig.store.program("p")
-        assert program is not None and program.active_calls == 0
-        assert [view.end.outcome for view in program.calls] == ["timeout"]
+        # That of the health checks may stay.
+        await wait_until(lambda: raw.open_connections <= 1)
+    assert content.startswith(EVENT)
+    assert b'data: {"error"' in content and b'"code":"engine_timeout"' in content
+    assert b"[DONE]" not in content
+    assert [call.outcome for call in settled] == ["timeout"]
 
 
 async def test_an_engine_that_takes_no_connection_gives_a_503_in_time(
@@ -117,44 +67,6 @@ async def test_an_engine_that_takes_no_connection_gives_a_503_in_time(
                 assert response.headers["Retry-After"] == "1"
                 error = (await response.json())["error"]
             assert error["code"] == "engine_unavailable"
-
-
-async def test_a_stream_of_tool_call_deltas_passes_byte_for_byte(serve: Any) -> None:
-    deltas: list[dict[str, Any]] = [
-        {"role": "assistant", "content": None},
-        {"tool_calls": [{"index": 0, "id": "call_1", "type": "function", "function": {"name": "f"}}]},
-        {
-            "tool_calls": [
-                {"index": 0, "function": {"arguments": '{"city": "Gen\u00e8ve", "x": "data: [DONE]'}}
-            ]
-        },
-        {"tool_calls": [{"index": 0, "function": {"arguments": '"}\n\n'}}]},
-    ]
-    events = [
-        b"data: "
-        + json.dumps({"choices": [{"index": 0, "delta": delta}]}, ensure_ascii=False).encode()
-        + b"\n\n"
-        for delta in deltas
-    ]
-    stream = b": ping\r\n\r\n" + b"".join(events)
-    done = b"data: [DONE]\n\n"
-
-    async def script(writer: asyncio.StreamWriter) -> None:
-        writer.write(STREAM_HEAD)
-        whole = stream + done
-        # Chunks that break in the middle of events, characters and of the last line.
-        for start in range(0, len(whole), 7):
-            writer.write(chunk(whole[start : start + 7]))
-            await writer.drain()
-            await asyncio.sleep(0)
-        writer.write(b"0\r\n\r\n")
-        await writer.drain()
-
-    async with serve(engine=ScriptedEngine(script), reports=False) as rig:
-        async with rig.client.post(rig.url + CHAT, json={**HELLO, "stream": True}) as response:
-            content = await response.read()
-        assert content.startswith(stream + b": autellix {")
-        assert content.endswith(b"}\n\n" + done)
 
 
 @contextlib.asynccontextmanager

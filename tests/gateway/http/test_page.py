@@ -9,7 +9,7 @@ import pytest
 from starlette.applications import Starlette
 
 from autellix_backend.gateway.http.guard import RequestGuard
-from autellix_backend.gateway.http.page import PAGE_PATH, has_page, is_page_path
+from autellix_backend.gateway.http.page import PAGE_PATH, has_page
 from autellix_backend.gateway.tenancy.tenants import key_line
 from autellix_backend.page.assets import INDEX, assets
 from autellix_backend.settings import GatewaySettings
@@ -110,8 +110,3 @@ def test_a_link_of_another_site_leads_to_the_page_and_nowhere_else() -> None:
 )
 def test_another_site_neither_frames_the_page_nor_loads_its_files(other: dict[str, str]) -> None:
     assert GUARD.foreign_page(link(**other), is_page=True) is not None
-
-
-@pytest.mark.parametrize("path", ["/autellix/v1/programs", "/autellix/pagex", "/v1/models", "/metrics", "//"])
-def test_other_paths_are_no_page(path: str) -> None:
-    assert not is_page_path(path)

@@ -71,16 +71,6 @@ def run(serve: Serve, use: Any, **settings: Any) -> None:
     asyncio.run(main())
 
 
-def test_own_token_is_accepted(serve: Serve) -> None:
-    async def use(rig: Rig) -> None:
-        token = await start(rig, "mine")
-        status, body, answered = await call(rig, session="mine", token=token)
-        assert (status, body["autellix"]["program_id"]) == (200, "p")
-        assert answered["X-Autellix-Identity-Source"] == "program-header"
-
-    run(serve, use, strict_identity=True)
-
-
 @pytest.mark.parametrize("token", ["", "v1.nonsense", "ü", None])
 def test_strict_gateway_refuses_calls_without_a_token(serve: Serve, token: str | None) -> None:
     """A missing token is waited for, and may be retried; a wrong one is final."""

@@ -107,24 +107,6 @@ def test_another_process_knows_nothing_of_it() -> None:
     assert one.chain._programs._scopes[""].keys() != other.chain._programs._scopes[""].keys()
 
 
-def test_transcripts_leave_when_unused_and_stay_while_used() -> None:
-    chat = Chat()
-    chat.say(*SECOND, now=0)
-    assert chat.say(*THIRD, now=9) == "1"
-    assert chat.say(*THIRD, now=18) == "1"
-    chat.chain.expire(28)
-    assert len(chat.chain) == 0
-    assert chat.say(*THIRD, now=28) == "4"
-
-
-def test_beyond_the_bound_the_longest_unused_leaves() -> None:
-    chat = Chat(max_transcripts=2)
-    for text in ("a", "b", "c"):
-        chat.say(*FIRST, answer(text), user("go on"))
-    assert len(chat.chain) == 2
-    assert chat.say(*FIRST, answer("a"), user("go on"), answer("x"), user("y")) == "4"
-
-
 def test_a_call_that_is_not_admitted_leaves_no_transcript() -> None:
     chain = TranscriptChain(ttl_s=10)
     body = json.dumps({"model": "m", "messages": SECOND}).encode()

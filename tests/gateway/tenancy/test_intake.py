@@ -71,15 +71,6 @@ def test_a_tenant_has_half_of_the_room_and_leaves_the_other_half() -> None:
     assert bodies.held_bytes == 0
 
 
-def test_a_body_that_is_given_back_counts_no_longer() -> None:
-    bodies, _ = intake()
-    with bodies.hold(HOSTILE) as hold:
-        hold.add(100)
-        hold.release()
-        assert bodies.held_bytes == 0
-    assert bodies.held_bytes == 0
-
-
 @pytest.fixture
 def tenants_file(tmp_path: Path) -> Path:
     path = tmp_path / "tenants.toml"

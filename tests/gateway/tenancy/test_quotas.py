@@ -24,7 +24,6 @@ from autellix_backend.gateway.tenancy.quotas import (
     TenantUsage,
     capacity,
     duration_text,
-    full_bucket,
     refusal,
 )
 from autellix_backend.gateway.tenancy.tenants import Tenant
@@ -101,19 +100,6 @@ def test_tokens_pass_up_to_the_bucket_its_filling_and_one_call(
         assert total - tokens <= per_minute + per_minute * now / 60 + 1e-6
 
 
-@UNTIMED
-@given(level=st.floats(-1e6, 600.0), per_minute=RATES, amount=st.floats(0.0, 1.0))
-def test_a_bucket_holds_an_amount_exactly_when_the_wait_is_over(
-    level: float, per_minute: float, amount: float
-) -> None:
-    bucket = full_bucket(per_minute, 0.0)
-    bucket = bucket.less(bucket.level - min(level, bucket.level))
-    wait_s = bucket.wait_s(amount, per_minute)
-    later = bucket.refilled(per_minute, wait_s)
-    assert later.level == pytest.approx(max(bucket.level, amount), abs=1e-3)
-    assert later.refilled(per_minute, wait_s + 1e9).level == capacity(per_minute)
-
-
 @pytest.mark.parametrize(
     ("limit", "tenant", "program_tokens", "code", "retry_after_s"),
     [
@@ -142,15 +128,6 @@ def test_each_limit_refuses_at_its_bound_and_not_below(
     assert refusal(TenantLimits(), TenantUsage(**tenant), program_tokens, 10) is None
 
 
-def test_a_call_that_no_engine_accepted_is_refunded() -> None:
-    limits = TenantLimits(requests_per_minute=1)
-    limiter, tenant = make_limiter(), Tenant(limits=limits)
-    charge(limiter, admit(limiter, tenant), is_refunded=True)
-    charge(limiter, admit(limiter, tenant))
-    with pytest.raises(LimitError, match="rate limit of 1 requests per minute"):
-        admit(limiter, tenant, "other")
-
-
 def test_a_refund_never_overfills_the_bucket() -> None:
     limiter, tenant = make_limiter(), Tenant(limits=TenantLimits(requests_per_minute=2))
     call_key = admit(limiter, tenant)
@@ -170,30 +147,6 @@ def test_a_daily_budget_resets_at_midnight() -> None:
         admit(limiter, tenant, now=evening_s)
     assert caught.value.headers["retry-after"] == "30"
     assert admit(limiter, tenant, now=DAY_S)
-
-
-def test_no_limits_cost_no_memory() -> None:
-    limiter = make_limiter()
-    assert limiter.admit(Tenant(name="t"), "c", "p", 5, 0.0) == {}
-    check_usage(limiter)
-    assert counted_programs(limiter) == 0
-
-
-def test_a_refused_call_keeps_no_program() -> None:
-    limiter, tenant = make_limiter(), Tenant(limits=TenantLimits(max_calls=9))
-    limiter.release(admit(limiter, tenant, "new"), 0.0)
-    assert counted_programs(limiter) == 0
-    running = admit(limiter, tenant, "ending")
-    limiter.release(admit(limiter, tenant, "ending"), 0.0)
-    charge(limiter, running)
-    late = admit(limiter, tenant, "ending")
-    limiter.on_program_ended("ending")
-    assert counted_programs(limiter) == 1
-    limiter.release(late, 0.0)
-    assert counted_programs(limiter) == 0
-    charge(limiter, admit(limiter, tenant, "alive"), is_refunded=True)
-    limiter.release(admit(limiter, tenant, "alive"), 0.0)
-    assert counted_programs(limiter) == 1
 
 
 def test_a_duration_has_openais_format() -> None:
