@@ -26,7 +26,6 @@ MAX_MODELS = 32
 """Models with series of their own; the number of adapters has no bound."""
 
 _ENGINE_GAUGES = {
-    "engine_breaker_open": ("Whether the circuit breaker is open.",),
     "queued_calls": ("Calls in the gateway's queue.",),
     "unanswered_calls": ("Calls without a byte of their answer.",),
     "unanswered_bytes": ("Bytes of those calls' bodies.",),

@@ -261,14 +261,12 @@ async def test_calls_beyond_the_bounds_are_refused(
         assert await metric(rig, "autellix_unanswered_bytes") == 0
 
 
-async def test_the_breaker_keeps_calls_from_an_engine_that_cannot_be_reached(
+async def test_calls_wait_for_an_engine_that_cannot_be_reached(
     serve: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A remote engine dies and returns: calls wait, and go on by themselves."""
 
     engine = FakeEngine(is_owned=False)
-    monkeypatch.setattr(handle, "BREAKER_FAILURES", 2)
-    monkeypatch.setattr(handle, "BREAKER_COOLDOWN_S", 0.3)
     monkeypatch.setattr(supervisor, "PROBE_PERIOD_S", 100.0)
     async with serve(engine=engine, reports=False) as rig:
         alive = engine.is_alive
@@ -277,12 +275,10 @@ async def test_the_breaker_keeps_calls_from_an_engine_that_cannot_be_reached(
         await engine.stop()
         calls = [asyncio.create_task(post(rig, f"p{number}")) for number in range(5)]
         await until_queued(rig, 5)
-        is_down = await metric(rig, "autellix_engine_up") == 0
-        assert is_down or await metric(rig, "autellix_engine_breaker_open") == 1
         await engine.start()
         engine.is_alive = alive  # type: ignore[method-assign]
         assert [status for status, _, _ in await asyncio.gather(*calls)] == [200] * 5
-        assert await metric(rig, "autellix_engine_breaker_open") == 0
+        assert await metric(rig, "autellix_engine_up") == 1
 
 
 async def test_a_gateway_that_drains_refuses_waiting_and_fresh_calls_and_ends_the_running(serve: Any) -> None:

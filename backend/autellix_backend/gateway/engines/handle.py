@@ -10,7 +10,6 @@ from autellix_backend.core.balance import EngineLoad
 from autellix_backend.core.balance.memory import MemoryReport
 from autellix_backend.core.balance.speed import Speed, SpeedEstimate
 from autellix_backend.engines.base import Engine
-from autellix_backend.engines.breaker import Breaker
 from autellix_backend.engines.ray_replica import RayReplica
 from autellix_backend.engines.remote import RemoteEngine
 from autellix_backend.engines.report_client import LinkState, ReportClient
@@ -28,10 +27,6 @@ from autellix_backend.reports.report import EngineReport
 from autellix_backend.reports.snapshot import AdmissionSnapshot, EngineSnapshot
 from autellix_backend.settings import Settings
 
-BREAKER_FAILURES = 3
-"""Failed connections in a row that open the breaker: one may be chance, and each one costs a call time."""
-BREAKER_COOLDOWN_S = 2.0
-"""Long enough to spare a dead server, short against the seconds that an engine needs to start."""
 USUAL_SLOTS = 256
 """vLLM's default batch slots on most devices, for an engine whose number is unknown."""
 MAX_WAITING_CALLS = 10_000
@@ -122,7 +117,6 @@ class EngineHandle:
             engine=engine.name,
             ordering=make_ordering(engine, settings),
             supervisor=self.supervisor,
-            breaker=Breaker(failures=BREAKER_FAILURES, cooldown_s=BREAKER_COOLDOWN_S),
             full=f"all {limits.max_in_flight} slots of {engine.name} are taken",
             recovery_wait_s=settings.gateway.recovery_wait_s,
             wait_s=metrics.queue_s.labels(engine.name),
@@ -305,7 +299,6 @@ class EngineHandle:
             queued_calls=len(self.queue),
             unanswered_calls=self.bounds.calls,
             unanswered_bytes=self.bounds.size_bytes,
-            engine_breaker_open=not self.queue.is_breaker_closed,
         )
 
     def load(self, fastest: SpeedEstimate, *, is_accepting: bool) -> EngineLoad:

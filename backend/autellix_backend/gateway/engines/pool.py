@@ -204,7 +204,7 @@ class EnginePool:
         self._timer = asyncio.get_running_loop().call_later(REVIEW_PERIOD_S, self._on_timer)
 
     def _on_timer(self) -> None:
-        # A breaker may admit calls again, or a call's wait end, by the passage of time alone.
+        # Calls may be sent again, or a call's wait end, by the passage of time alone.
         self._start_timer()
         self._review_queues()
 

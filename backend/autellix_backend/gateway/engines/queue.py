@@ -10,18 +10,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
 from prometheus_client import Histogram
 
 from autellix_backend.core.arrival import Arrival
-from autellix_backend.engines.breaker import Breaker, BreakerState
 from autellix_backend.engines.supervisor import EngineState, Supervisor
 from autellix_backend.gateway.engines.ordering import Ordering, Wait
 from autellix_backend.gateway.errors import EngineUnavailableError, ShuttingDownError
 from autellix_backend.observe.settled_call import Usage
 
+RETRY_S = 0.5
+"""How long no call is sent after one that found no connection to the engine."""
 ESTIMATED = "estimated by the gateway: this engine does not report its memory"
 
 
@@ -47,8 +49,6 @@ class QueuedCall:
     """Done when it may be sent (True) or has to move to another engine's queue (False)."""
     restarts: int = 0
     """How often the engine that it was sent to had been restarted."""
-    is_trial: bool = False
-    """Whether the circuit breaker waits for its outcome."""
     usage: Usage | None = None
     """The tokens that its answer states, once it is settled; read only where they are needed."""
 
@@ -60,8 +60,6 @@ class EngineQueue:
     engine: str
     ordering: Ordering
     supervisor: Supervisor
-    breaker: Breaker
-    """Counts the calls that cannot reach the engine."""
     full: str
     """Why a call waits if the engine can be reached."""
     recovery_wait_s: float
@@ -79,6 +77,8 @@ class EngineQueue:
     """Since when the engine has been busy with calls; None while it has none."""
     _queued: dict[str, QueuedCall] = field(default_factory=dict)
     _in_flight: int = 0
+    _retry_at_s: float = -math.inf
+    """Until when no call is sent, because one found no connection."""
     _lost_since_s: float | None = None
     """Since when calls cannot be sent, as of the last pump()."""
     _is_shutting_down: bool = False
@@ -86,15 +86,9 @@ class EngineQueue:
     def __len__(self) -> int:
         return len(self._queued)
 
-    @property
-    def is_breaker_closed(self) -> bool:
-        """Whether the circuit breaker passes every call."""
-        return self.breaker.state is BreakerState.CLOSED
-
     def can_send(self) -> bool:
         """Return whether a call that arrives now may be sent, as far as that is known."""
-        is_blocked = not self.is_breaker_closed and self.clock() < self.breaker.retry_at_s
-        return self.supervisor.is_up and not is_blocked
+        return self.supervisor.is_up and self.clock() >= self._retry_at_s
 
     def why_queued(self, key: str) -> str | None:
         """Return why a call waits here, None if it does not."""
@@ -148,20 +142,17 @@ class EngineQueue:
 
     def on_reached(self, call: QueuedCall) -> None:
         """Note that the engine answered a call."""
-        call.is_trial = False
         call.unreachable_since_s = None
-        was_closed = self.is_breaker_closed
-        self.breaker.succeed()
-        if not was_closed:
+        was_blocked, self._retry_at_s = self._retry_at_s > self.clock(), -math.inf
+        if was_blocked:
             self.pump()
 
     def on_unreached(self, call: QueuedCall) -> None:
-        """Note that a call found no connection to the engine."""
-        call.is_trial = False
+        """Note that a call found no connection to the engine: the supervisor looks, others wait meanwhile."""
         now = self.clock()
+        self._retry_at_s = now + RETRY_S
         if call.unreachable_since_s is None:
             call.unreachable_since_s = now
-        self.breaker.fail(now)
         self.supervisor.suspect()
         self.pump()
 
@@ -177,10 +168,10 @@ class EngineQueue:
     def pump(self) -> None:
         """Send the calls that may be admitted."""
         now = self.clock()
-        is_open = self.supervisor.is_up and not self._is_shutting_down
+        is_open = self.can_send() and not self._is_shutting_down
         while self._queued and is_open:
             key = self.ordering.next(now)
-            if key is None or not self.breaker.admit(now):
+            if key is None:
                 break
             self._send(self._queued.pop(key), self.ordering.send(key, now), now)
         if self._obstacle() is None:
@@ -212,8 +203,8 @@ class EngineQueue:
         """Return why no call may be sent, None if calls may."""
         if not self.supervisor.is_up:
             return f"engine {self.engine} is not ready: {self.supervisor.problem}"
-        if not self.is_breaker_closed:
-            return f"engine {self.engine} could not be reached, several times in a row"
+        if not self.can_send():
+            return f"engine {self.engine} could not be reached"
         return None
 
     def _has_waited(self, call: QueuedCall) -> bool:
@@ -233,7 +224,6 @@ class EngineQueue:
         if self.busy_since_s is None:
             self.busy_since_s = now
         call.restarts = self.supervisor.restarts
-        call.is_trial = self.breaker.state is BreakerState.HALF_OPEN
         if not call.turn.done():
             call.turn.set_result(True)
 
@@ -249,9 +239,6 @@ class EngineQueue:
         if call.turn.done() and not call.turn.cancelled():
             # A cancelled call does not retrieve its refusal, which asyncio would log then.
             call.turn.exception()
-        if call.is_trial:
-            call.is_trial = False
-            self.breaker.abandon()
         self.pump()
 
     def _note_wait(self, call: QueuedCall, wait: Wait) -> None:
