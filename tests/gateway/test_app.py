@@ -183,7 +183,7 @@ async def test_clients_that_ask_as_they_ask_vllm_get_its_answers(serve: Any) -> 
                 answers.append((response.status, not await response.read()))
         return answers
 
-    async with serve() as rig:
+    async with serve(engine_settings={"max_restarts": 0}) as rig:
         assert await statuses(rig) == [(200, True)] * 3
         async with rig.client.get(rig.url + "/version") as response:
             assert await response.json() == {"method": "GET", "target": "/version"}
