@@ -140,7 +140,7 @@ class Exchange:
         try:
             while not await self._attempt(self.call.handle):
                 self.router.reassign(self.call)
-                self.registry.on_attempt_failed(self.call)
+                self.registry.renew_key(self.call)
         except GatewayError as error:
             self.outcome = _outcome_of(error)
             await self.reply.stop_waiting()

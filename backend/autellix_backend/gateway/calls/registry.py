@@ -144,7 +144,7 @@ class CallRegistry:
     def on_sent(self, call: GatewayCall) -> None:
         """Note that a call is sent to its engine, perhaps again."""
         if call.sent_s is not None:
-            self._renew_key(call)
+            self.renew_key(call)
         call.sent_s = self._clock()
 
     def on_first_bytes(self, call: GatewayCall) -> None:
@@ -155,9 +155,14 @@ class CallRegistry:
         """Count a call that is sent again because its engine died."""
         self._metrics.redispatches.labels(call.engine).inc()
 
-    def on_attempt_failed(self, call: GatewayCall) -> None:
-        """Note that an attempt failed, and the call goes on to the next one."""
-        self._renew_key(call)
+    def renew_key(self, call: GatewayCall) -> None:
+        """Give a call a new id in the engine, so that a late report of a failed attempt counts for none."""
+        del self._open[call.engine_key]
+        call.engine_key = self._new_key(call.start.call_id)
+        call.reports.clear()
+        call.has_reports.clear()
+        call.sent_s = None
+        self._open[call.engine_key] = call
 
     def on_report(self, engine: str, report: EngineReport) -> None:
         """Match an engine's report to its call; one that no call there waits for is counted and dropped."""
@@ -225,15 +230,6 @@ class CallRegistry:
                 logger.exception("a subscriber to settled calls failed")
         await self._store.settle(end, now)
         return receipt
-
-    def _renew_key(self, call: GatewayCall) -> None:
-        # A late report of the failed attempt must not count for the next one.
-        del self._open[call.engine_key]
-        call.engine_key = self._new_key(call.start.call_id)
-        call.reports.clear()
-        call.has_reports.clear()
-        call.sent_s = None
-        self._open[call.engine_key] = call
 
     def _new_class(self, call: GatewayCall) -> str | None:
         """Return the class of a program that is new here, None for a known one."""

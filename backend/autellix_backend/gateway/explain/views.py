@@ -81,6 +81,11 @@ class CallRow:
     estimated: bool | None
 
 
+_SO_FAR = ("service_s", "wait_s", "inherited_service_s", "level", "preemptions")
+"""The fields of a row that an engine's snapshot has too."""
+_AT_END = ("outcome", "prompt_tokens", "cached_tokens", "output_tokens")
+
+
 def program_row(view: ProgramView, overview: Overview, config: SchedulerConfig, viewer: Tenant) -> ProgramRow:
     """Return a program's line in the table, with ids as the viewer knows them."""
     state = overview.program_state(view)
@@ -167,14 +172,7 @@ def _call_row(call: StoredCall, origin_s: float, overview: Overview, found: Gate
         start_s=call.start_s - origin_s,
         finish_s=None if call.finish_s is None else call.finish_s - origin_s,
         duration_s=(overview.now if call.finish_s is None else call.finish_s) - call.start_s,
-        outcome=end.outcome if end else None,
-        service_s=known.service_s if known else None,
-        wait_s=known.wait_s if known else None,
-        inherited_service_s=known.inherited_service_s if known else None,
-        level=known.level if known else None,
-        preemptions=known.preemptions if known else None,
-        prompt_tokens=end.prompt_tokens if end else None,
-        cached_tokens=end.cached_tokens if end else None,
-        output_tokens=end.output_tokens if end else None,
         estimated=end.is_estimated if end else None,
+        **{name: getattr(known, name, None) for name in _SO_FAR},
+        **{name: getattr(end, name, None) for name in _AT_END},
     )

@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import partial
 from operator import attrgetter
 
 from fastapi import APIRouter
@@ -114,65 +113,52 @@ def living_program(
 
     Args:
         view: The program.
-        recorded: Its settled calls; None if the history is off, or another gateway served them.
+        recorded: Its settled calls; None if another gateway served them.
         overview: The open calls and engines of the moment.
         wall_s: The moment in seconds since 1970.
     """
     origin_s = view.first_arrival_s if recorded is None else recorded.start_s
     finished = [] if recorded is None else sorted(recorded.calls, key=attrgetter("began_s"))
     opened = overview.calls_of(view.program_id)
-    rows = tuple(_open_row(call, overview, origin_s) for call in opened[:MAX_OPEN_CALLS])
+    shown = [_open_call(call, overview, origin_s) for call in opened[:MAX_OPEN_CALLS]]
     program = PastProgram(
         program_id=view.program_id,
         name=view.name,
         start_s=origin_s,
         began_at_s=wall_s - (overview.now - origin_s),
-        calls=[*finished, *map(partial(_as_settled, now=overview.now), opened, rows)],
-        left_out=(0 if recorded is None else recorded.left_out) + len(opened) - len(rows),
+        calls=[*finished, *(settled for settled, _ in shown)],
+        left_out=(0 if recorded is None else recorded.left_out) + len(opened) - len(shown),
     )
-    return program, rows
+    return program, tuple(row for _, row in shown)
 
 
-def _open_row(call: GatewayCall, overview: Overview, origin_s: float) -> TimelineCall:
-    start, entry, parts = call.start, overview.in_engine(call), open_spans(call, overview, origin_s)
-    return TimelineCall(
-        call_id=start.call_id,
-        thread_id=start.thread_id,
-        parents=start.parents,
-        tools=start.interceptions,
-        engine=call.engine,
-        state=overview.call_state(call),
-        outcome=None,
-        start_s=call.began_s - origin_s,
-        finish_s=None,
-        first_token_s=None if call.first_bytes_s is None else call.first_bytes_s - call.began_s,
+def _open_call(call: GatewayCall, overview: Overview, origin_s: float) -> tuple[SettledCall, TimelineCall]:
+    """Return an open call as if it ended at this moment, and its row."""
+    entry, parts = overview.in_engine(call), open_spans(call, overview, origin_s)
+    receipt = Receipt(
+        call_id=call.start.call_id,
+        program_id=call.shown_program,
         wait_s=_total_s(parts, SpanKind.WAITING, SpanKind.INACTIVE, SpanKind.PREEMPTED),
         inactive_s=_total_s(parts, SpanKind.INACTIVE),
         service_s=0.0 if entry is None else entry.service_s,
         level=call.level if entry is None else entry.level,
         preemptions=0 if entry is None else entry.preemptions,
-        prompt_tokens=None,
-        cached_tokens=None,
-        output_tokens=call.streamed_events or None,
         estimated=True,
+    )
+    settled = call.settled(receipt, Outcome.ABORTED, overview.now, ended_at_s=0.0)
+    row = replace(
+        finished_row(settled, origin_s),
+        state=overview.call_state(call),
+        outcome=None,
+        finish_s=None,
+        output_tokens=call.streamed_events or None,
         spans=parts,
     )
+    return settled, row
 
 
 def _total_s(parts: Iterable[Span], *kinds: SpanKind) -> float:
     return sum(part.finish_s - part.start_s for part in parts if part.kind in kinds)
-
-
-def _as_settled(call: GatewayCall, row: TimelineCall, *, now: float) -> SettledCall:
-    """Return an open call as if it ended at this moment."""
-    receipt = Receipt(
-        call_id=row.call_id,
-        program_id=call.shown_program,
-        wait_s=row.wait_s,
-        inactive_s=row.inactive_s,
-        service_s=row.service_s,
-    )
-    return call.settled(receipt, Outcome.ABORTED, now, ended_at_s=0.0)
 
 
 def open_spans(call: GatewayCall, overview: Overview, origin_s: float) -> tuple[Span, ...]:
