@@ -312,11 +312,3 @@ def test_nothing_is_kept_of_programs_that_ended_or_expired(
     assert (memory.active.contexts, memory.active.tokens, len(memory.inactive)) == ({}, 0, 0)
     assert (len(machine), len(machine.table), machine.shares._shares) == (0, 0, {})
     machine.check()
-
-
-@quick
-@given(CONFIGS, EVENTS)
-def test_the_same_events_give_the_same_decisions(config: SchedulerConfig, events: list[Any]) -> None:
-    first, second = (drive(config, events, tenants=("a", "b")) for _ in range(2))
-
-    assert first.decisions == second.decisions

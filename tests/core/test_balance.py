@@ -28,11 +28,6 @@ def engines(calls: Mapping[str, int], *, closed: str = "", **changes: Any) -> li
     return found
 
 
-@pytest.mark.parametrize("name", BALANCER_NAMES)
-def test_a_balancer_has_its_registered_name(name: str) -> None:
-    assert make_balancer(name).name == name
-
-
 def test_an_unknown_balancer_is_named_with_the_known_ones() -> None:
     with pytest.raises(
         UnknownBalancerError,
@@ -69,17 +64,6 @@ def test_unknown_calls_and_programs_are_ignored(name: str) -> None:
     balancer.forget("p")
 
     assert balancer.assign(ArrivingCall("p", 9), engines({"a": 0})) == "a"
-
-
-@pytest.mark.parametrize("name", BALANCER_NAMES)
-def test_two_balancers_that_see_the_same_choose_the_same(name: str) -> None:
-    one, other = make_balancer(name), make_balancer(name)
-    for number in range(60):
-        loads = engines({"a": number % 5, "b": number % 3, "c": number % 7})
-        program, tokens = f"p{number % 11}", 100 * (number % 40)
-        assert one.assign(ArrivingCall(program, tokens), loads) == other.assign(
-            ArrivingCall(program, tokens), loads
-        )
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,11 @@ from collections.abc import Iterator
 import pytest
 
 from autellix_backend.core.arrival import Arrival, Context
-from autellix_backend.core.batch import form_batch
 from autellix_backend.core.call import ChangeReason, LevelChange
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.errors import DuplicateCallError, IllegalMoveError, UnknownCallError
 from autellix_backend.core.keys import KEYS_PER_TICK
 from autellix_backend.core.machine import Machine
-from autellix_backend.core.policies import make_policy
 from autellix_backend.core.table import ProcessTable
 
 
@@ -35,13 +33,6 @@ def test_a_call_queues_by_the_reported_service_of_its_program(machine: Machine) 
 
     assert (call.level, call.inherited_service_s, call.thread_id) == (2, 2.0, "3")
     assert machine.table["p"].wait_s == 1.0
-
-
-def test_the_larger_service_wins_over_the_reported_one(machine: Machine) -> None:
-    machine.arrive(Arrival("a", "p", service_s=5.0), 0.0)
-    call = machine.arrive(Arrival("b", "p", service_s=2.0), 0.0)
-
-    assert call.inherited_service_s == 5.0
 
 
 def test_a_second_call_of_the_same_id_is_refused(machine: Machine) -> None:
@@ -103,16 +94,6 @@ def test_an_aborted_call_is_charged_for_what_ran(machine: Machine) -> None:
     assert machine.table["p"].service_s == 2.0
 
 
-def test_a_preempted_call_keeps_its_place_in_the_queue(machine: Machine) -> None:
-    machine.arrive(Arrival("a", "p"), 0.0)
-    machine.arrive(Arrival("b", "q"), 0.0)
-    rank = machine.call("a").rank
-    machine.start("a", 0.0)
-    machine.preempt("a", 1.0)
-
-    assert machine.call("a").rank == rank < machine.call("b").rank
-
-
 def test_time_charged_after_a_preemption_counts(machine: Machine) -> None:
     machine.arrive(Arrival("a", "p"), 0.0)
     machine.start("a", 0.0)
@@ -129,22 +110,6 @@ def test_a_used_up_quantum_costs_one_level(machine: Machine) -> None:
     expected = [LevelChange(call_id="a", old=1, new=2, reason=ChangeReason.DEMOTION)]
     assert machine.tick(100.0) == expected
     assert machine.tick(100.0) == []
-
-
-def test_in_the_last_level_the_quantum_is_without_effect() -> None:
-    machine = Machine(SchedulerConfig(bounds=(1,), quanta=(1, 1)))
-    machine.arrive(Arrival("a", "p", service_s=5.0), 0.0)
-    run_for(machine, "a", 0.0, 3.0)
-
-    assert machine.tick(3.0) == []
-
-
-def test_a_call_that_finishes_with_its_quantum_is_not_demoted(machine: Machine) -> None:
-    machine.arrive(Arrival("a", "p"), 0.0)
-    run_for(machine, "a", 0.0, 1.0)
-
-    assert machine.finish("a", 1.0).demotions == 0
-    assert machine.tick(1.0) == []
 
 
 def test_a_call_is_promoted_when_its_ratio_reaches_the_threshold(machine: Machine) -> None:
@@ -180,16 +145,6 @@ def test_reported_waiting_counts_for_the_active_calls(machine: Machine) -> None:
     machine.arrive(Arrival("b", "p", wait_s=3.0), 1.0)
 
     assert [change.call_id for change in machine.tick(1.0)] == ["a"]
-
-
-def test_waiting_goes_on_after_a_preemption(machine: Machine) -> None:
-    machine.arrive(Arrival("a", "p", service_s=2.0), 0.0)
-    machine.start("a", 3.0)
-    assert machine.tick(5.0) == []
-    machine.preempt("a", 6.0)
-
-    assert machine.tick(6.5) == []
-    assert [change.call_id for change in machine.tick(7.0)] == ["a"]
 
 
 def test_a_promotion_resets_the_calls_waiting_and_service(machine: Machine) -> None:
@@ -248,40 +203,6 @@ def test_the_first_service_of_a_long_wait_may_promote_at_once() -> None:
     machine.check()
 
 
-def test_calls_without_service_do_not_starve() -> None:
-    machine = Machine(SchedulerConfig(policy="atlas", bounds=(1,), quanta=(1, 1), beta=0.001))
-    machine.arrive(Arrival("a", "p"), 0.0)
-
-    assert machine.tick(1e9) == []
-
-
-def test_without_a_threshold_no_call_is_promoted() -> None:
-    machine = Machine(SchedulerConfig(beta=math.inf))
-    machine.arrive(Arrival("a", "p", service_s=5.0), 0.0)
-
-    assert machine.tick(1e9) == []
-
-
-def test_the_batch_takes_what_fits_in_queue_order(machine: Machine) -> None:
-    machine.arrive(Arrival("late", "p", service_s=2.0), 0.0)
-    machine.arrive(Arrival("first", "q"), 0.0)
-    machine.arrive(Arrival("second", "r"), 0.0)
-
-    assert [call.call_id for call in machine.batch(2)] == ["first", "second"]
-    assert [call.call_id for call in machine.batch(9)] == ["first", "second", "late"]
-    assert machine.batch(0) == []
-
-
-def test_the_batch_ends_at_the_first_call_that_does_not_fit(machine: Machine) -> None:
-    sizes = {"a": 4, "b": 9, "c": 1}
-    for call_id in sizes:
-        machine.arrive(Arrival(call_id, "p"), 0.0)
-
-    batch = form_batch(machine, 8, capacity=10, cost=lambda call: sizes[call.call_id])
-
-    assert [call.call_id for call in batch] == ["a"]
-
-
 def test_the_batch_passes_over_calls_that_cannot_run(machine: Machine) -> None:
     for call_id in "abc":
         machine.arrive(Arrival(call_id, "p"), 0.0)
@@ -289,17 +210,6 @@ def test_the_batch_passes_over_calls_that_cannot_run(machine: Machine) -> None:
     batch = machine.batch(2, admissible=lambda call: call.call_id != "a")
 
     assert [call.call_id for call in batch] == ["b", "c"]
-
-
-def test_first_come_first_served_has_one_level() -> None:
-    machine = Machine(SchedulerConfig(policy="fcfs", beta=0.1))
-    machine.arrive(Arrival("a", "p", service_s=100.0), 0.0)
-    machine.arrive(Arrival("b", "q"), 0.0)
-    run_for(machine, "a", 0.0, 100.0)
-
-    assert machine.tick(1e6) == []
-    assert [call.call_id for call in machine.batch(2)] == ["a", "b"]
-    assert {call.level for call in machine} == {1}
 
 
 def test_an_ended_program_leaves_with_its_last_call(machine: Machine) -> None:
@@ -317,16 +227,6 @@ def test_an_ended_program_leaves_with_its_last_call(machine: Machine) -> None:
 def test_the_cost_of_work_is_learned_from_steps(machine: Machine) -> None:
     machine.observe_step(50.0, 0.1, steps=3)
     assert machine.token_cost.seconds == pytest.approx(0.002)
-
-
-def test_idle_programs_expire(machine: Machine) -> None:
-    machine.arrive(Arrival("a", "p"), 0.0)
-    machine.arrive(Arrival("b", "q"), 0.0)
-    machine.finish("a", 1.0)
-
-    assert machine.table.expire(10.0, 9.5) == []
-    assert machine.table.expire(10.0, 9.0) == ["p"]
-    assert "q" in machine.table
 
 
 def test_machines_may_share_a_table() -> None:
@@ -422,12 +322,6 @@ def test_a_boosted_machine_preempts_nobody() -> None:
     assert not machine.preempts
     assert Machine(SchedulerConfig(policy="plas")).preempts
     assert not Machine(SchedulerConfig(policy="plas", preemption="never")).preempts
-
-
-def test_a_policy_may_be_given_in_the_place_of_the_configured_one() -> None:
-    machine = Machine(SchedulerConfig(policy="plas"), policy=make_policy("fcfs"))
-    assert machine.policy.name == "fcfs"
-    assert not machine.preempts
 
 
 def test_after_the_boost_has_moved_each_tick_gives_some_programs_their_new_keys() -> None:

@@ -13,11 +13,6 @@ from autellix_backend.core.statistics import ProgramStatistics, TokenCost
 from autellix_backend.core.table import Program
 
 
-@pytest.mark.parametrize("name", POLICY_NAMES)
-def test_a_policy_has_its_registered_name(name: str) -> None:
-    assert make_policy(name).name == name
-
-
 def test_an_unknown_policy_is_named_with_the_known_ones() -> None:
     with pytest.raises(
         UnknownPolicyError, match="'lifo' is unknown; the policies are atlas, atlas-dag, boost, fcfs, hinted"
@@ -28,12 +23,6 @@ def test_an_unknown_policy_is_named_with_the_known_ones() -> None:
 @pytest.mark.parametrize(("name", "inherited"), [("atlas", 3.0), ("plas", 3.0), ("fcfs", 0.0), ("mlfq", 0.0)])
 def test_program_policies_inherit_and_call_policies_do_not(name: str, inherited: float) -> None:
     assert make_policy(name).inherit(3.0) == inherited
-
-
-@pytest.mark.parametrize(("name", "service"), [("atlas", 5.0), ("plas", 6.0), ("fcfs", 5.0), ("mlfq", 5.0)])
-def test_a_completed_call_changes_its_program(name: str, service: float) -> None:
-    # The program stands at 5 when a call that inherited 2 completes after 1.
-    assert make_policy(name).complete(5.0, 2.0, 1.0) == service
 
 
 def test_only_the_clairvoyant_policy_is_kept_from_engines() -> None:

@@ -1,4 +1,4 @@
-"""Each policy beyond Algorithm 1's own, in scenarios small enough to check by hand."""
+"""Each policy in scenarios small enough to check by hand."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from autellix_backend.core.arrival import Arrival
 from autellix_backend.core.call import ChangeReason
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.machine import Machine
+
+BOUNDS = (2.0, 4.0, 8.0)
 
 
 def play(policy: str, slots: int, *workloads: Workload, **settings: object) -> Outcome:
@@ -28,6 +30,59 @@ def chain(*steps: int, arrival: int = 0) -> Workload:
 
 def finishes(outcome: Outcome, programs: int) -> list[float]:
     return [outcome.finish_of(index) for index in range(programs)]
+
+
+def test_a_long_call_is_demoted_level_by_level() -> None:
+    outcome = play("atlas", 1, chain(10), bounds=BOUNDS)
+
+    demotions = [(event["t"], event["q"]) for event in outcome.events if event["ev"] == "demote"]
+    assert demotions == [(2, 2), (4, 3), (8, 4)]
+
+
+def test_call_level_queues_ignore_the_program() -> None:
+    # The old program's third call (t=4) starts in the first level, as the new program's only one does.
+    workloads = (chain(2, 2, 2), chain(1, arrival=4))
+
+    assert play("mlfq", 1, *workloads, bounds=BOUNDS).records[1, 0].wait_s == 2
+    assert play("plas", 1, *workloads, bounds=BOUNDS).records[1, 0].wait_s == 0
+
+
+def test_parallel_calls_add_up_under_plas_and_overlap_under_atlas() -> None:
+    fork = Workload(calls=[Step(steps=3), Step(steps=3), Step(steps=1, parents=(0, 1))])
+
+    assert play("plas", 2, fork, bounds=BOUNDS).records[0, 2].inherited_service_s == 6
+    assert play("atlas", 2, fork, bounds=BOUNDS).records[0, 2].inherited_service_s == 3
+
+
+def test_the_longest_path_outlives_a_shorter_late_thread() -> None:
+    fork = Workload(calls=[Step(steps=1), Step(steps=1), Step(steps=5), Step(steps=1, parents=(0,))])
+
+    outcome = play("atlas", 3, fork, bounds=BOUNDS)
+
+    finishes = [
+        (event["call"][1], event["pt_service"]) for event in outcome.events if event["ev"] == "finish"
+    ]
+    assert finishes == [(0, 1), (1, 1), (3, 2), (2, 5)]
+
+
+def test_a_starving_call_is_promoted_and_its_waiting_reset() -> None:
+    # Two units of service against a stream of short programs: 2 * 2 units of waiting make the ratio.
+    shorts = [chain(2, arrival=t) for t in (2, 4, 6, 8)]
+
+    outcome = play("atlas", 1, chain(4), *shorts, beta=2, bounds=BOUNDS)
+
+    promoted = [event for event in outcome.events if event["ev"] == "promote"]
+    assert promoted == [{"t": 6, "ev": "promote", "call": [0, 0], "ratio": 2}]
+    record = outcome.records[0, 0]
+    assert (record.wait_s, record.table_wait_s, record.promotions) == (6, 2, 1)
+    assert record.service_s == 4
+
+
+def test_a_period_of_steps_delays_decisions_but_not_refills() -> None:
+    outcome = play("atlas", 1, chain(1), chain(5), chain(1, arrival=1), period_steps=4, bounds=BOUNDS)
+
+    assert outcome.gantt[:5] == [[0, [0, 0]], [1, [1, 0]], [2, [1, 0]], [3, [1, 0]], [4, [2, 0]]]
+    assert outcome.finish_of(1) == 7
 
 
 def test_sjf_starts_the_shortest_waiting_call_and_never_preempts() -> None:
@@ -134,11 +189,6 @@ def test_a_promoted_call_keeps_its_position_when_its_program_changes() -> None:
 def test_weighted_tokens_count_an_output_token_twice() -> None:
     config = SchedulerConfig(service="tokens", token_s=0.5)
     assert config.nominal_service_s(10, 3) == 8.0
-
-
-def test_without_levels_a_quantum_never_ends() -> None:
-    assert SchedulerConfig(bounds=()).first_quantum_s == math.inf
-    assert SchedulerConfig(bounds=(), quanta=(3.0,)).first_quantum_s == 3.0
 
 
 def test_a_waiting_call_does_not_preempt_a_running_promoted_one() -> None:

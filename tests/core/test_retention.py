@@ -116,13 +116,6 @@ def test_a_shared_front_stays_with_its_best_program(retention: Retention[bytes])
     assert order(retention) == "dcbas"
 
 
-def test_a_shared_front_goes_with_the_later_program(retention: Retention[bytes]) -> None:
-    """A chunk counts as its best-placed program's, and is that one's front."""
-    call(retention, "p", "stab")
-    call(retention, "q", "stcd")
-    assert order(retention) == "badcts"
-
-
 def test_a_shared_front_returns_to_the_remaining_program(retention: Retention[bytes]) -> None:
     """When the later program ends, the shared front is the earlier one's again."""
     call(retention, "p", "stab")
@@ -130,13 +123,6 @@ def test_a_shared_front_returns_to_the_remaining_program(retention: Retention[by
     call(retention, "q", "stcd", is_last=True)
     assert order(retention) == "dcbats"
     assert [retention.kept(name) for name in ("p", "q", "unknown")] == [4, 0, 0]
-
-
-def test_chunks_without_an_owner_can_be_reused(retention: Retention[bytes]) -> None:
-    """A front that one call after another uses lives on."""
-    call(retention, "one", "sa", is_last=True)
-    call(retention, "two", "sb", is_last=True)
-    assert order(retention) == "abs"
 
 
 def test_an_evicted_chunk_is_dropped(retention: Retention[bytes]) -> None:

@@ -75,7 +75,3 @@ def test_an_engine_without_calls_gets_the_speed_of_the_fastest() -> None:
     assert slow.estimate(best) == best
     slow.on_call_placed(is_here=True)
     assert slow.estimate(best) == own
-
-
-def test_without_engines_the_guess_is_the_fastest() -> None:
-    assert fastest([]) == (PREFILL_GUESS_S, DECODE_GUESS_S)

@@ -37,14 +37,6 @@ def run_one_by_one(statistics: ProgramStatistics, programs: int, seconds: float,
     return now
 
 
-def test_before_anything_has_run_there_is_no_response_time() -> None:
-    statistics = ProgramStatistics()
-    assert statistics.response_s == 0.0
-
-    statistics.on_live(100.0)
-    assert (statistics.live, statistics.response_s) == (1, 0.0)
-
-
 def test_at_first_the_time_so_far_counts_as_one_more_interval() -> None:
     statistics = ProgramStatistics()
     for _ in range(4):
@@ -112,12 +104,6 @@ def test_programs_that_expire_together_count_like_those_that_end_one_by_one(prog
     assert together.response_s == pytest.approx(one_by_one.response_s)
 
 
-def test_the_spread_starts_as_a_medium_one() -> None:
-    statistics = ProgramStatistics()
-    assert statistics.spread == PRIOR_SPREAD
-    assert statistics.sizes_of("").value == statistics.spread == pytest.approx(PRIOR_SPREAD)
-
-
 def test_each_tenant_has_a_spread_of_its_own() -> None:
     statistics = ProgramStatistics()
     for index in range(SIZE_WINDOW):
@@ -138,24 +124,6 @@ def test_the_tenants_whose_sizes_count_are_bounded() -> None:
 
     assert len(statistics.sizes) == MAX_TENANTS
     assert "0" not in statistics.sizes
-
-
-def test_the_spread_of_programs_of_one_size_falls_to_nothing() -> None:
-    statistics = ProgramStatistics()
-    for index in range(SIZE_WINDOW):
-        statistics.on_ended(500.0, index)
-
-    assert statistics.sizes_of("").value < 0.15
-
-
-def test_the_spread_is_that_of_the_logarithms_of_the_last_sizes() -> None:
-    statistics = ProgramStatistics()
-    for index in range(SIZE_WINDOW):
-        statistics.on_ended(math.exp(2 * index), index)
-    for index in range(SIZE_WINDOW):
-        statistics.on_ended(math.exp(7.0 + 2.0 * (-1) ** index), index)
-
-    assert statistics.sizes_of("").value == pytest.approx(2.0, rel=0.05)
 
 
 def test_programs_without_work_have_no_size() -> None:

@@ -43,23 +43,6 @@ def test_merging_keeps_the_larger_values() -> None:
     assert (program.service_s, program.wait_s, program.work) == (3.0, 6.0, 8.0)
 
 
-def test_an_active_call_is_recorded_with_its_thread() -> None:
-    table = ProcessTable()
-
-    program = table.begin("p", "a", 4.0, thread_id="7")
-
-    assert program.active_calls == {"a": "7"}
-    assert program.last_arrival_s == 4.0
-
-
-def test_a_call_begins_once() -> None:
-    table = ProcessTable()
-    table.begin("p", "a", 0.0)
-
-    with pytest.raises(DuplicateCallError):
-        table.begin("p", "a", 1.0)
-
-
 def test_a_completed_call_is_charged() -> None:
     table = ProcessTable()
     table.begin("p", "a", 0.0)
@@ -68,15 +51,6 @@ def test_a_completed_call_is_charged() -> None:
 
     assert (program.service_s, program.wait_s, program.last_completion_s) == (2.0, 1.0, 5.0)
     assert program.active_calls == {}
-
-
-def test_ending_an_idle_program_drops_it() -> None:
-    table = ProcessTable()
-    table.ensure("p", 0.0)
-
-    assert table.end("p", 1.0) is not None
-    assert table.end("p", 1.0) is None
-    assert len(table) == 0
 
 
 def test_an_ended_program_continues_with_a_new_call() -> None:
@@ -158,3 +132,11 @@ def test_only_the_stale_programs_are_looked_at(monkeypatch: pytest.MonkeyPatch) 
     assert table.expire(102.0, 100.0) == ["p1", "p2"]
     assert looked == ["p1", "p2", "p3"]
     table.check()
+
+
+def test_a_call_begins_once() -> None:
+    table = ProcessTable()
+    table.begin("p", "a", 0.0)
+
+    with pytest.raises(DuplicateCallError):
+        table.begin("p", "a", 1.0)

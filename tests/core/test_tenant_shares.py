@@ -56,13 +56,6 @@ def run(machine: Machine, call_ids: Sequence[str], seconds: float) -> None:
         machine.charge(call_id, seconds, seconds)
 
 
-def test_slots_are_split_in_one_batch(machine: Machine) -> None:
-    arrive(machine, "a", 4)
-    arrive(machine, "b", 4)
-
-    assert sorted(batch(machine, 4)) == ["a0", "a1", "b0", "b1"]
-
-
 @pytest.mark.parametrize(("slots", "expected"), [(3, {"a": 1, "b": 2}), (6, {"a": 2, "b": 4})])
 def test_slots_are_split_by_weight(machine: Machine, slots: int, expected: dict[str, int]) -> None:
     arrive(machine, "a", 6, weight=0.5)
@@ -76,14 +69,6 @@ def test_other_tenants_get_an_unused_share(machine: Machine) -> None:
     arrive(machine, "b", 1)
 
     assert Counter(call.tenant for call in machine.batch(4)) == {"a": 3, "b": 1}
-
-
-def test_the_policy_orders_the_calls_of_a_tenant(machine: Machine) -> None:
-    machine.arrive(Arrival("late", "served", service_s=9.0, tenant="a"), 0.0)
-    machine.arrive(Arrival("first", "fresh", tenant="a"), 0.0)
-    machine.arrive(Arrival("other", "p", service_s=9.0, tenant="b"), 0.0)
-
-    assert batch(machine, 3) == ["first", "other", "late"]
 
 
 def test_a_running_call_keeps_its_slot_until_its_tenant_is_ahead_by_a_slice(machine: Machine) -> None:
@@ -187,17 +172,6 @@ def test_a_tenant_is_dropped_once_the_others_have_caught_up(machine: Machine) ->
     assert known(machine) == {"b"}
 
 
-def test_nothing_is_kept_of_tenants_without_any_call(machine: Machine) -> None:
-    arrive(machine, "a", 1)
-    arrive(machine, "b", 1)
-    run(machine, ["a0"], 9.0)
-    machine.finish("a0", 9.0)
-    machine.abort("b0", 9.0)
-
-    assert known(machine) == set()
-    assert batch(machine, 1) == []
-
-
 def test_service_of_a_forgotten_tenant_is_charged_to_nobody(machine: Machine) -> None:
     """As of a step that ran while admission took the tenant's only call from its queue."""
     shares = machine.shares
@@ -240,11 +214,6 @@ def test_a_policy_that_holds_slots_holds_them_against_other_tenants() -> None:
     machine.finish("a0", 1000.0)
     machine.arrive(Arrival("a2", "a", tenant="a"), 1000.0)
     assert batch(machine, 2) == ["a1", "b0"]
-
-
-def test_without_quanta_a_slice_is_a_second() -> None:
-    assert SchedulerConfig(bounds=()).share_slice_s == 1.0
-    assert SchedulerConfig(bounds=(0.5,), quanta=(0.25, 1.0)).share_slice_s == 0.25
 
 
 @dataclass(kw_only=True)

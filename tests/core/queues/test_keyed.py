@@ -87,11 +87,3 @@ def test_calls_with_held_slots_go_before_the_front_in_order_of_their_start() -> 
     assert queue.level_sizes() == (3, 0)
     queue.remove(calls[2])
     assert names(queue) == "ba"
-
-
-def test_a_running_call_keeps_its_position_without_held_slots() -> None:
-    queue, calls = filled(Hinted(), a=2.0, b=1.0)
-
-    queue.on_started(calls[0])
-
-    assert names(queue) == "ba"

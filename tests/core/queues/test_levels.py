@@ -23,11 +23,6 @@ def insert(queue: LevelQueue, *calls: Call) -> None:
         queue.insert(each, PROGRAM)
 
 
-@pytest.mark.parametrize(("service_s", "level"), [(0, 1), (0.99, 1), (1, 2), (2.99, 2), (3, 3), (1e9, 3)])
-def test_ranges_are_half_open(service_s: float, level: int) -> None:
-    assert LevelQueue((1, 3)).level_of(service_s) == level
-
-
 @pytest.mark.parametrize(
     ("service_s", "quantum_s", "binds"), [(0, 1, True), (1, 2, True), (3, math.inf, False)]
 )
@@ -38,14 +33,6 @@ def test_a_quantum_is_the_width_of_its_level(service_s: float, quantum_s: float,
     insert(queue, a)
 
     assert (a.quantum_s, a.is_quantum_binding) == (quantum_s, binds)
-
-
-def test_quanta_can_be_configured() -> None:
-    queue, a = LevelQueue((1,), (5, 7)), call("a", 1.0)
-
-    insert(queue, a)
-
-    assert a.quantum_s == 7
 
 
 def test_a_demoted_call_goes_to_the_end_of_the_next_level() -> None:

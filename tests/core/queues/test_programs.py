@@ -53,14 +53,6 @@ def test_calls_of_one_program_run_in_order_of_their_arrival() -> None:
     assert names(queue) == "a a2 b b2"
 
 
-def test_a_call_leaves() -> None:
-    queue, calls, _ = filled(a=2.0, b=1.0, c=2.0)
-
-    queue.remove(calls["a"])
-
-    assert names(queue) == "b c"
-
-
 def test_a_call_takes_the_present_key_of_its_program() -> None:
     queue, calls, programs = filled(a=1.0, b=2.0)
     programs["a"].created_s = 3.0
