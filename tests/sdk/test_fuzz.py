@@ -6,8 +6,8 @@ import asyncio
 import random
 from typing import TYPE_CHECKING, Any
 
-import openai
 import pytest
+from tests.sdk.in_process import Network
 
 import autellix
 from autellix import web
@@ -21,7 +21,6 @@ SEED = 20
 ROUNDS = 150
 BASE_URL = "http://127.0.0.1:1/v1"
 """Nobody listens there, and no name is looked up: programs' ends are refused at once."""
-ANSWER = {"id": "1", "object": "chat.completion", "created": 1, "model": "m", "choices": []}
 WORDS = ["", " ", "a", "b ", "\t", "\n", "\r\nX-Other: 1", "ü", "🜂", "\ud800", "\x00", "%", "%C3", "x" * 255]
 
 
@@ -47,16 +46,8 @@ class Fuzz:
 
     def __init__(self) -> None:
         self.random = random.Random(SEED)
-        base: Any = openai._base_client
-        httpx: Any = base.__dict__.get("httpx2") or base.__dict__["httpx"]
-        self.requests: list[Any] = []
-
-        def answer(request: Any) -> Any:
-            self.requests.append(request)
-            return httpx.Response(200, json=ANSWER)
-
-        http = httpx.Client(transport=httpx.MockTransport(answer))
-        self.client = openai.OpenAI(base_url=BASE_URL, api_key="key", http_client=http, max_retries=0)
+        network = Network(BASE_URL)
+        self.requests, self.client = network.requests, network.client
 
     def text(self) -> str:
         return "".join(self.random.choices(WORDS, k=self.random.randrange(4)))

@@ -160,18 +160,6 @@ def test_command_line_needs_no_other_package(run_script: Callable[..., str]) -> 
     assert lines[-1] == "1"
 
 
-def test_headers_with_requests(sdk: None, backend: Recording) -> None:
-    requests: Any = pytest.importorskip("requests")
-    autellix.configure(backend.url)
-    url = backend.url + "/chat/completions"
-    with autellix.program("agent"), requests.Session() as session:
-        for _ in range(2):
-            session.post(url, json={"messages": []}, headers=autellix.headers(url)).raise_for_status()
-    first, second = backend.recorded
-    assert (first.parents, second.parents) == ((), (first.call_id,))
-    assert {call.program_name for call in backend.recorded} == {"agent"}
-
-
 async def test_headers_with_aiohttp(sdk: None, backend: Recording) -> None:
     aiohttp: Any = pytest.importorskip("aiohttp")
     autellix.configure(backend.url)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import openai
 import pytest
+from tests.sdk.in_process import ANSWER, HTTPX
 
 import autellix
 from autellix._programs import generators
@@ -26,15 +27,12 @@ PROGRAMS = 50
 THREADS_PER_PROGRAM = 4
 TASKS_PER_PROGRAM = 40
 BASE_URL = "http://gateway.test:1/v1"
-ANSWER = {"id": "1", "object": "chat.completion", "created": 1, "model": "m", "choices": []}
 
 
 class Network:
     """A transport inside the process: it notes for each call who should have made it, and who did."""
 
     def __init__(self) -> None:
-        base: Any = openai._base_client
-        self.httpx: Any = base.__dict__.get("httpx2") or base.__dict__["httpx"]
         self.calls: list[tuple[str, str, str, str]] = []
 
     def answer(self, request: Any) -> Any:
@@ -48,18 +46,18 @@ class Network:
                 headers["x-autellix-call-id"],
             )
         )
-        return self.httpx.Response(200, json=ANSWER)
+        return HTTPX.Response(200, json=ANSWER)
 
     async def answer_async(self, request: Any) -> Any:
         await asyncio.sleep(random.random() * 0.005)
         return self.answer(request)
 
     def client(self) -> openai.OpenAI:
-        http = self.httpx.Client(transport=self.httpx.MockTransport(self.answer))
+        http = HTTPX.Client(transport=HTTPX.MockTransport(self.answer))
         return openai.OpenAI(base_url=BASE_URL, api_key="key", http_client=http, max_retries=0)
 
     def async_client(self) -> openai.AsyncOpenAI:
-        http = self.httpx.AsyncClient(transport=self.httpx.MockTransport(self.answer_async))
+        http = HTTPX.AsyncClient(transport=HTTPX.MockTransport(self.answer_async))
         return openai.AsyncOpenAI(base_url=BASE_URL, api_key="key", http_client=http, max_retries=0)
 
 

@@ -155,46 +155,6 @@ async def test_each_django_request_is_a_program(agent: Agent) -> None:
     assert await middleware(Request()) == "POST /chats/{id}/turns"
 
 
-def check_two_requests(agent: Agent, name: str) -> None:
-    """Each of two requests made two calls."""
-    programs = agent.backend.programs().values()
-    assert [[call.content for call in calls] for calls in programs] == [["head", "tail"]] * 2
-    assert {call.program_name for call in agent.backend.recorded} == {name}
-
-
-async def test_each_starlette_request_is_a_program(agent: Agent) -> None:
-    applications: Any = pytest.importorskip("starlette.applications")
-    responses: Any = pytest.importorskip("starlette.responses")
-
-    async def chat(_request: object) -> Any:
-        return responses.PlainTextResponse(
-            await agent.aask("head") + await asyncio.to_thread(agent.ask, "tail")
-        )
-
-    app = applications.Starlette()
-    app.add_route("/chats/{id}", chat, methods=["POST"])
-    app.add_middleware(web.AsgiMiddleware)
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://app") as client:
-        for _ in range(2):
-            assert (await client.post("/chats/7")).status_code == 200
-    check_two_requests(agent, "POST /chats/{id}")
-
-
-def test_each_flask_request_is_a_program(agent: Agent) -> None:
-    flask: Any = pytest.importorskip("flask")
-    app = flask.Flask("app")
-
-    def chat(number: int) -> Any:
-        agent.ask("head")
-        return flask.Response(agent.ask("tail") for _ in range(1))
-
-    app.add_url_rule("/chats/<int:number>", view_func=chat)
-    app.wsgi_app = web.WsgiMiddleware(app.wsgi_app)
-    for _ in range(2):
-        assert app.test_client().get("/chats/7").text == "tail"
-    check_two_requests(agent, "GET /chats/{id}")
-
-
 DJANGO = """
 import asyncio, logging, sys
 import autellix, django, openai
@@ -249,31 +209,3 @@ def test_each_request_of_a_django_project_is_a_program(
     )
     assert names == [sync, sync, asynchronous]
     assert len(backend.wait_for("DELETE", "/programs/", count=3)) == 3
-
-
-async def test_each_aiohttp_request_is_a_program(agent: Agent) -> None:
-    """Its handlers are decorated: it has middleware of its own kind."""
-    aiohttp: Any = pytest.importorskip("aiohttp")
-    aiohttp_web: Any = pytest.importorskip("aiohttp.web")
-
-    @autellix.program("chat")
-    async def chat(_request: object) -> Any:
-        return aiohttp_web.Response(
-            text=await agent.aask("head") + await asyncio.to_thread(agent.ask, "tail")
-        )
-
-    app = aiohttp_web.Application()
-    app.router.add_get("/", chat)
-    runner = aiohttp_web.AppRunner(app)
-    await runner.setup()
-    site = aiohttp_web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    try:
-        port = runner.addresses[0][1]
-        async with aiohttp.ClientSession() as session:
-            for _ in range(2):
-                async with session.get(f"http://127.0.0.1:{port}/") as response:
-                    assert response.status == 200
-    finally:
-        await runner.cleanup()
-    check_two_requests(agent, "chat")

@@ -71,11 +71,13 @@ def test_streaming_response_is_annotated(client: openai.OpenAI, backend: Recordi
 
 def test_azure_client_is_annotated(client: openai.OpenAI, backend: Recording) -> None:
     azure = openai.AzureOpenAI(
-        azure_endpoint=f"http://127.0.0.1:{backend.port}", api_key="key", api_version="1"
+        azure_endpoint=f"http://127.0.0.1:{backend.port}", api_key="azure", api_version="1"
     )
     with azure, client, autellix.program("agent"):
         azure.chat.completions.create(model="m", messages=MESSAGES)
     assert backend.calls[0]["x-autellix-program-name"] == "agent"
+    backend.wait_for("POST", "/sessions")
+    assert backend.credentials == ["azure"]
 
 
 def test_cancelled_call_leaves_nothing_behind(client: openai.OpenAI, backend: Recording) -> None:
@@ -123,6 +125,8 @@ def test_anthropic_client_is_annotated(client: openai.OpenAI, backend: Recording
         asyncio.run(main())
     assert answer.content[0].text == "hello"  # type: ignore[union-attr]
     assert [call["x-autellix-program-name"] for call in backend.calls] == ["agent"] * 2
+    backend.wait_for("POST", "/sessions")
+    assert {str(credential).removeprefix("Bearer ") for credential in backend.credentials} == {"key"}
 
 
 @pytest.mark.parametrize("package", ["httpx", "httpx2"])
@@ -161,23 +165,6 @@ def test_bare_clients_ask_a_near_host_first(sdk: None, backend: Recording) -> No
     # Our own control API is no call.
     httpx.post(f"http://127.0.0.1:{backend.port}/autellix/v1/sessions/x/heartbeat", json={})
     assert len(backend.calls) == 1
-
-
-def test_backend_that_dies_costs_its_own_errors_only(
-    sdk: None, make_backend: Callable[..., Recording]
-) -> None:
-    backend = make_backend(heartbeat_s=0.05)
-    client = openai.OpenAI(base_url=backend.url, api_key="key", max_retries=0)
-    with client, autellix.program("agent"):
-        client.chat.completions.create(model="m", messages=MESSAGES)
-        backend.__exit__(None, None, None)
-        # The connection that is still open has its own thread at the server: leave it.
-        fresh = client.with_options(default_headers={"Connection": "close"})
-        fresh._client = openai._base_client.SyncHttpxClientWrapper()
-        for _ in range(20):
-            with pytest.raises(openai.APIConnectionError):
-                fresh.chat.completions.create(model="m", messages=MESSAGES)
-        fresh.close()
 
 
 def test_bare_clients_send_nothing_to_a_foreign_host(

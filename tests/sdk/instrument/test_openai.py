@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any
 
 import openai
 import pytest
+from tests.sdk.in_process import HTTPX, Network
 from tests.waiting import PATIENCE_S
 
 import autellix
@@ -15,7 +15,6 @@ from autellix._instrument import openai as openai_patches
 from autellix._sessions import backends as origins
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from types import ModuleType
 
     from tests.sdk.conftest import Recording
@@ -46,26 +45,6 @@ def test_call_carries_identity(sdk: None, backend: Recording) -> None:
     assert call["x-autellix-thread-id"] == str(identity.thread_id)
     assert call["x-autellix-flags"] == "implicit"
     assert "x-autellix-program-name" not in call
-
-
-async def test_async_call_carries_identity(sdk: None, backend: Recording) -> None:
-
-    client = openai.AsyncOpenAI(base_url=backend.url, api_key="key")
-    async with client, autellix.program("agent"):
-        await client.chat.completions.create(model="m", messages=MESSAGES)
-    assert backend.calls[0]["x-autellix-program-name"] == "agent"
-
-
-async def test_streams_carry_identity_and_arrive_whole(sdk: None, backend: Recording) -> None:
-    async def main() -> int:
-        async with openai.AsyncOpenAI(base_url=backend.url, api_key="key") as client:
-            stream = await client.chat.completions.create(model="m", messages=MESSAGES, stream=True)
-            return len([chunk async for chunk in stream])
-
-    with make_client(backend) as client:
-        chunks = list(ask(client, stream=True))
-    assert (len(chunks), await main()) == (2, 2)
-    assert all("x-autellix-call-id" in call for call in backend.calls)
 
 
 def test_retries_keep_the_call_id(sdk: None, backend: Recording) -> None:
@@ -118,26 +97,15 @@ def test_user_headers_win(sdk: None, backend: Recording) -> None:
     assert "x-autellix-call-id" in call
 
 
+def ours(request: Any) -> list[str]:
+    return [name for name in request.headers if name.startswith("x-autellix")]
+
+
 def test_only_posts_are_calls(sdk: None) -> None:
     """Listing models is no call of a program."""
-    requests = record_with_transport("http://localhost:9/v1", lambda client: list(client.models.list()))
-    assert [name for name in requests[0].headers if name.startswith("x-autellix")] == []
-
-
-def record_with_transport(base_url: str, use: Callable[[openai.OpenAI], object]) -> list[Any]:
-    """Let a client use a transport of the user's own, and return the requests that reached it."""
-    httpx: Any = OPENAI_MODULE.__dict__.get("httpx2") or OPENAI_MODULE.__dict__["httpx"]
-    requests = []
-
-    def answer(request: Any) -> Any:
-        requests.append(request)
-        body = {"object": "list", "data": [], "choices": [], "id": "1", "model": "m", "created": 1}
-        return httpx.Response(200, json=body)
-
-    http_client = httpx.Client(transport=httpx.MockTransport(answer))
-    with openai.OpenAI(base_url=base_url, api_key="key", http_client=http_client) as client:
-        use(client)
-    return requests
+    network = Network("http://localhost:9/v1")
+    list(network.client.models.list())
+    assert ours(network.requests[0]) == []
 
 
 @pytest.mark.parametrize(
@@ -151,19 +119,20 @@ def record_with_transport(base_url: str, use: Callable[[openai.OpenAI], object])
 )
 def test_public_hosts_get_no_header(sdk: None, base_url: str, is_annotated: bool) -> None:
     """Nor does a near host that has not answered as a backend."""
-    (request,) = record_with_transport(base_url, ask)
-    assert [name for name in request.headers if name.startswith("x-autellix")] == []
+    network = Network(base_url)
+    ask(network.client)
+    assert ours(network.requests[0]) == []
     autellix.configure(base_url="http://localhost:1/v1")
-    (request,) = record_with_transport(base_url, ask)
-    assert any(name.startswith("x-autellix") for name in request.headers) == is_annotated
+    ask(network.client)
+    assert network.seen == [False, is_annotated]
 
 
 def test_configured_public_host_is_annotated(sdk: None) -> None:
     autellix.configure(base_url="https://llm.example.com/v1")
-    (request,) = record_with_transport("https://llm.example.com/v1", ask)
-    assert "x-autellix-call-id" in request.headers
-    (other,) = record_with_transport("http://localhost:1/v1", ask)
-    assert "x-autellix-call-id" not in other.headers
+    network = Network("https://llm.example.com/v1")
+    for client in (network.client, network.client_at("http://localhost:1/v1")):
+        ask(client)
+    assert network.seen == [True, False]
 
 
 @pytest.mark.parametrize("is_marked", [True, False])
@@ -172,36 +141,16 @@ def test_far_backend_is_annotated_once_its_answer_is_marked(
 ) -> None:
     """A gateway by its cluster's name needs no configuration; a provider never gets an identity."""
     monkeypatch.setattr("autellix._sessions.keeper.exchange", lambda *_, **__: None)
-    httpx: Any = OPENAI_MODULE.__dict__.get("httpx2") or OPENAI_MODULE.__dict__["httpx"]
-    seen = []
-
-    def answer(request: Any) -> Any:
-        seen.append("x-autellix-call-id" in request.headers)
-        headers = {"X-Autellix-Version": "1"} if is_marked else {}
-        return httpx.Response(429 if len(seen) == 1 else 200, json={"choices": []}, headers=headers)
-
-    http_client = httpx.Client(transport=httpx.MockTransport(answer))
-    url = "http://gateway.prod.svc.cluster.local/root/v1"
-    with openai.OpenAI(base_url=url, api_key="key", http_client=http_client, max_retries=0) as client:
-        with pytest.raises(openai.RateLimitError):
-            ask(client)
-        ask(client)
-    assert seen == [False, is_marked]
-
-
-class Network:
-    """A transport in the process, and a client at some address."""
-
-    def __init__(self, url: str, headers: dict[str, str]) -> None:
-        httpx: Any = OPENAI_MODULE.__dict__.get("httpx2") or OPENAI_MODULE.__dict__["httpx"]
-        self.seen: list[bool] = []
-
-        def answer(request: Any) -> Any:
-            self.seen.append("x-autellix-call-id" in request.headers)
-            return httpx.Response(200, json={"choices": []}, headers=headers)
-
-        http_client = httpx.Client(transport=httpx.MockTransport(answer))
-        self.client = openai.OpenAI(base_url=url, api_key="key", http_client=http_client, max_retries=0)
+    statuses = iter((429, 200))
+    headers = {"X-Autellix-Version": "1"} if is_marked else {}
+    network = Network(
+        "http://gateway.prod.svc.cluster.local/root/v1",
+        answer=lambda _: HTTPX.Response(next(statuses), json={"choices": []}, headers=headers),
+    )
+    with pytest.raises(openai.RateLimitError):
+        ask(network.client)
+    ask(network.client)
+    assert network.seen == [False, is_marked]
 
 
 @pytest.fixture
@@ -220,7 +169,7 @@ def test_calls_that_never_reach_a_backend_are_mentioned_once(
     registry: origins.BackendRegistry, caplog: pytest.LogCaptureFixture, configured: str | None
 ) -> None:
     autellix.configure(configured)
-    network = Network("https://llm.example.com/v1", {})
+    network = Network("https://llm.example.com/v1")
     for _ in range(3 * origins.MAX_MISSED):
         ask(network.client)
     (record,) = [record for record in caplog.records if record.levelname == "WARNING"]
@@ -232,7 +181,7 @@ def test_backend_beside_the_configured_ones_is_mentioned_once(
     registry: origins.BackendRegistry, caplog: pytest.LogCaptureFixture
 ) -> None:
     autellix.configure("http://gateway.prod:8000")
-    network = Network("http://other.prod:8000/v1", {"X-Autellix-Version": "1"})
+    network = Network("http://other.prod:8000/v1", headers={"X-Autellix-Version": "1"})
     for _ in range(2):
         ask(network.client)
     (record,) = [record for record in caplog.records if record.levelname == "WARNING"]
@@ -243,20 +192,17 @@ def test_backend_beside_the_configured_ones_is_mentioned_once(
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "[::1]"])
 def test_names_of_this_machine_are_one(registry: origins.BackendRegistry, host: str) -> None:
     autellix.configure("http://localhost:8000/v1")
-    network = Network(f"http://{host}:8000/v1", {})
+    network = Network(f"http://{host}:8000/v1")
     ask(network.client)
     assert network.seen == [True]
 
 
 def test_redirected_call_by_absolute_url_is_judged_by_its_target(sdk: None) -> None:
     """A client of a near backend that posts to a public address sends it no identity."""
-
-    def use(client: openai.OpenAI) -> None:
-        client.post("https://api.openai.com/v1/other", cast_to=object, body={})
-
     autellix.configure(base_url="http://localhost:1/v1")
-    (request,) = record_with_transport("http://localhost:1/v1", use)
-    assert [name for name in request.headers if name.startswith("x-autellix")] == []
+    network = Network("http://localhost:1/v1")
+    network.client.post("https://api.openai.com/v1/other", cast_to=object, body={})
+    assert ours(network.requests[0]) == []
 
 
 def test_errors_are_the_users(sdk: None, backend: Recording) -> None:
@@ -265,14 +211,6 @@ def test_errors_are_the_users(sdk: None, backend: Recording) -> None:
         ask(client)
     assert len(backend.calls) == 1
     assert openai_patches.in_flight._by_key == {}
-
-
-def test_dead_backend_fails_with_openais_error(sdk: None) -> None:
-    with openai.OpenAI(base_url="http://127.0.0.1:9/v1", api_key="key", max_retries=0) as client:
-        started_s = time.monotonic()
-        with pytest.raises(openai.APIConnectionError):
-            ask(client)
-    assert time.monotonic() - started_s < 10
 
 
 def test_fault_of_ours_does_not_reach_the_call(

@@ -225,22 +225,3 @@ def test_faults_are_logged_at_debug(caplog: pytest.LogCaptureFixture) -> None:
         assert safely(lambda: 1 // 0) is None
     assert caplog.records[0].levelname == "DEBUG"
     assert caplog.records[0].exc_info is not None
-
-
-def test_forbidden_module_is_nowhere_in_the_client() -> None:
-    """The client follows programs without the module whose state plain threads lose."""
-    words = ("context" + "vars", "copy_" + "context")
-    root = Path(__file__).parents[3]
-    paths = [path for folder in ("sdk", "integrations") for path in (root / folder).rglob("*.py")]
-    assert len(paths) > 20
-    for path in paths:
-        text = path.read_text(encoding="utf-8")
-        assert not any(word in text for word in words), path
-
-
-def test_futures_are_left_alone(sdk: None) -> None:
-    """Results of other processes return what they carry by themselves."""
-    futures = importlib.import_module("concurrent.futures")
-    importlib.import_module("concurrent.futures.process")
-    assert not hasattr(futures.Future.set_result, "__wrapped__")
-    assert not hasattr(futures.Future.set_exception, "__wrapped__")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import pickle
 import threading
 from typing import TYPE_CHECKING, Any
@@ -40,34 +39,6 @@ def test_every_run_of_a_function_is_a_program(sdk: None) -> None:
     assert (agent.__name__, agent.__doc__) == ("agent", "Docs.")
 
 
-async def test_coroutine_function_runs_as_a_program(sdk: None) -> None:
-    @autellix.program("agent")
-    async def agent() -> str | None:
-        await asyncio.sleep(0)
-        return name_here()
-
-    assert inspect.iscoroutinefunction(agent)
-    assert await agent() == "agent"
-
-
-def test_generators_keep_their_scope_to_themselves(sdk: None) -> None:
-    """Two suspended generators and their consumer each see their own program."""
-
-    @autellix.program("generator")
-    def steps() -> Iterator[str]:
-        for _ in range(3):
-            yield autellix.current().program_id
-
-    with autellix.program("consumer"):
-        one, two = steps(), steps()
-        seen = set()
-        for first, second in zip(one, two, strict=True):
-            assert name_here() == "consumer"
-            seen.add((first, second))
-    assert len(seen) == 1
-    assert len(set(*seen)) == 2
-
-
 def test_generator_protocol_is_kept(sdk: None) -> None:
     closed = []
 
@@ -97,21 +68,6 @@ def test_generator_protocol_is_kept(sdk: None) -> None:
     assert name_here() is None
 
 
-def test_scope_opened_inside_a_generator_waits_with_it(sdk: None) -> None:
-    @autellix.program("outer")
-    def steps() -> Iterator[str | None]:
-        with autellix.program("inner"):
-            yield name_here()
-            yield name_here()
-        yield name_here()
-
-    seen = []
-    for name in steps():
-        seen.append(name)
-        assert name_here() is None
-    assert seen == ["inner", "inner", "outer"]
-
-
 async def test_async_generators_keep_their_scope_to_themselves(sdk: None) -> None:
     closed = []
 
@@ -134,25 +90,6 @@ async def test_async_generators_keep_their_scope_to_themselves(sdk: None) -> Non
     with pytest.raises(KeyError):
         await failing.athrow(KeyError())  # type: ignore[attr-defined]
     assert closed == ["generator"] * 3
-
-
-def test_scopes_may_be_left_out_of_order(sdk: None) -> None:
-    first, second = autellix.program("a"), autellix.program("b")
-    first.__enter__()
-    second.__enter__()
-    first.__exit__(None, None, None)
-    assert name_here() == "b"
-    second.__exit__(None, None, None)
-    assert name_here() is None
-
-
-def test_scope_may_be_left_in_another_thread(sdk: None) -> None:
-    scope = autellix.program("a")
-    scope.__enter__()
-    thread = threading.Thread(target=scope.__exit__, args=(None, None, None))
-    thread.start()
-    thread.join()
-    assert name_here() is None
 
 
 def test_one_scope_object_serves_many_threads(sdk: None) -> None:
@@ -185,31 +122,10 @@ def test_exceptions_pass_untouched(sdk: None) -> None:
     assert name_here() is None
 
 
-def test_same_id_is_the_same_program(sdk: None) -> None:
-    with autellix.program(id="mine") as first, autellix.program(id="mine") as second:
-        assert first.program_id == second.program_id == "mine"
-        assert first.thread_id != second.thread_id
-
-
 @pytest.mark.parametrize("bad", ["", " ", "ü", "x" * 257, "a\nb"])
 def test_malformed_id_is_refused(bad: str) -> None:
     with pytest.raises(ValueError, match="id: "):
         autellix.program(id=bad)
-
-
-def test_any_name_becomes_a_header(sdk: None) -> None:
-    with autellix.program("grüß\n"):
-        assert name_here() == "gr%C3%BC%C3%9F"
-
-
-def test_identity_shows_itself(sdk: None) -> None:
-    with autellix.program("a", id="p"):
-        assert repr(autellix.current()) == "Identity(program_id='p', name='a', thread_id=0)"
-
-
-def test_public_names() -> None:
-    assert autellix.__all__ == sorted(autellix.__all__)
-    assert all(callable(getattr(autellix, name)) for name in autellix.__all__)
 
 
 @pytest.mark.parametrize("name", ["x" * 255 + " tail", "ü" * 200, "\ud800", " padded ", "a\nb"])

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import openai
 import pytest
+from tests.sdk.in_process import HTTPX
 from tests.waiting import wait_until
 
 import autellix
@@ -129,19 +130,6 @@ def test_answer_that_drips_is_given_up_in_time(serve: Any) -> None:
     assert time.monotonic() - started_s < 1.5
 
 
-@pytest.mark.parametrize(
-    "garbage",
-    [b"", b"x", b"HTTP/1.1 200 OK\r\nContent-Length: -5\r\n\r\n", b"HTTP/1.1 x\r\n\r\n", b"\x00" * 9999],
-)
-def test_garbage_is_no_answer(serve: Any, garbage: bytes) -> None:
-    def answer_garbage(connection: socket.socket) -> None:
-        connection.recv(65536)
-        connection.sendall(garbage)
-
-    answer = exchange(serve(answer_garbage).account(), "GET", "/", None, timeout_s=1.0)
-    assert answer is None or answer[0] == 200
-
-
 def test_proxy_of_the_environment_is_used(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
 
@@ -202,17 +190,15 @@ def test_session_behind_a_unix_socket(
     sdk: None, backend: Recording, tmp_path: Path, is_configured: bool
 ) -> None:
     """Whatever the address says, control traffic takes the way of the calls."""
-    base: Any = openai._base_client
-    http: Any = base.__dict__.get("httpx2") or base.httpx
     path = str(tmp_path / "gateway.sock")
     url = "http://gateway.example/v1"
     if is_configured:
         autellix.configure(url)
     with _UnixServer(path, backend.port) as server:
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        transport = http.HTTPTransport(uds=path)
+        transport = HTTPX.HTTPTransport(uds=path)
         with openai.OpenAI(
-            base_url=url, api_key="key", max_retries=0, http_client=http.Client(transport=transport)
+            base_url=url, api_key="key", max_retries=0, http_client=HTTPX.Client(transport=transport)
         ) as client:
             client.chat.completions.create(model="m", messages=[{"role": "user", "content": "x"}])
         backend.wait_for("POST", "/sessions")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import openai
 import pytest
+from tests.sdk.in_process import HTTPX, Network
 from tests.waiting import PATIENCE_S, wait_until
 
 import autellix
@@ -24,29 +25,25 @@ if TYPE_CHECKING:
 
 MESSAGES: Any = [{"role": "user", "content": "x"}]
 MARK = {"X-Autellix-Version": "1"}
-OPENAI_MODULE: Any = openai._base_client
-HTTPX: Any = OPENAI_MODULE.__dict__.get("httpx2") or OPENAI_MODULE.__dict__["httpx"]
 
 
 def names(headers: Any) -> list[str]:
     return [name for name in headers if name.startswith("x-autellix")]
 
 
-class Internet:
-    """Every host in the process, by a function of the request; and the headers that each has seen."""
+class Internet(Network):
+    """Every host in the process, by a function of the request."""
 
     def __init__(self, answer: Callable[[Any], Any]) -> None:
-        self.seen: list[tuple[str, list[str]]] = []
-        self._answer = answer
-        transport = HTTPX.MockTransport(self._record)
-        self.http_client = HTTPX.Client(transport=transport, follow_redirects=True)
+        super().__init__("http://unused.example", answer=answer)
 
-    def _record(self, request: Any) -> Any:
-        self.seen.append((request.url.host, names(request.headers)))
-        return self._answer(request)
+    @property
+    def hosts(self) -> list[tuple[str, list[str]]]:
+        """Each request's host, and the headers of ours that it has seen."""
+        return [(request.url.host, names(request.headers)) for request in self.requests]
 
     def ask(self, url: str, count: int = 1) -> None:
-        client = openai.OpenAI(base_url=url, api_key="key", http_client=self.http_client, max_retries=0)
+        client = self.client_at(url)
         for _ in range(count):
             client.chat.completions.create(model="m", messages=MESSAGES)
 
@@ -71,7 +68,7 @@ def test_redirect_to_another_host_carries_no_identity(no_sessions: None, target:
     internet = Internet(answer)
     autellix.configure("http://gateway.example/v1")
     internet.ask("http://gateway.example/v1")
-    (first, ours), (second, theirs) = internet.seen
+    (first, ours), (second, theirs) = internet.hosts
     assert (first, bool(ours)) == ("gateway.example", True)
     assert (second, theirs) == (target.split("/")[2], [])
 
@@ -85,7 +82,7 @@ def test_redirect_to_the_same_host_keeps_the_identity(no_sessions: None) -> None
     internet = Internet(answer)
     autellix.configure("http://gateway.example/v1")
     internet.ask("http://gateway.example/v1")
-    (_, first), (_, second) = internet.seen
+    (_, first), (_, second) = internet.hosts
     assert first == second != []
 
 
@@ -99,7 +96,7 @@ def test_redirect_discovers_nothing(no_sessions: None) -> None:
 
     internet = Internet(answer)
     internet.ask("http://hostile.example/v1", count=2)
-    assert all(not headers for _, headers in internet.seen)
+    assert all(not headers for _, headers in internet.hosts)
     assert origins.backends.admitted() == []
 
 
@@ -110,14 +107,14 @@ def test_hosts_with_the_mark_are_bounded(
     internet = Internet(answered)
     for number in range(origins.MAX_DISCOVERED + 5):
         internet.ask(f"http://h{number}.example/v1", count=2)
-    annotated = {host for host, headers in internet.seen if headers}
+    annotated = {host for host, headers in internet.hosts if headers}
     assert len(annotated) == origins.MAX_DISCOVERED
     (record,) = [record for record in caplog.records if record.levelname == "WARNING"]
     assert "AUTELLIX_BASE_URL" in record.getMessage()
     # A backend that the user names is admitted whatever was there before.
     autellix.configure("http://gateway.example/v1")
     internet.ask("http://gateway.example/v1")
-    assert internet.seen[-1][1] != []
+    assert internet.hosts[-1][1] != []
 
 
 def test_seen_origins_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,7 +136,7 @@ def test_mark_that_comes_and_goes_changes_no_call(no_sessions: None) -> None:
 
     internet = Internet(answer)
     internet.ask("http://hostile.example/v1", count=6)
-    assert [bool(headers) for _, headers in internet.seen] == [False, True, True, True, True, True]
+    assert [bool(headers) for _, headers in internet.hosts] == [False, True, True, True, True, True]
 
 
 def test_unnamed_host_gets_a_proof_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,18 +10,17 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 from typing import TYPE_CHECKING, Any
 
 import openai
 import pytest
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, wait_until
 
 import autellix
 from autellix._instrument import calls
 from autellix._sessions import backends as origins
 from autellix._sessions import exchange, keeper
-from autellix._sessions.session import REGISTERED, UNREACHABLE, Registration
+from autellix._sessions.session import REGISTERED, Registration
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,13 +34,6 @@ def ask(backend: Recording, count: int = 1, key: str = "secret") -> None:
     with openai.OpenAI(base_url=backend.url, api_key=key, max_retries=0) as client:
         for _ in range(count):
             client.chat.completions.create(model="m", messages=MESSAGES)
-
-
-def wait_until(is_true: Callable[[], object]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not is_true():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def record_of(backend: Recording) -> origins.Backend:
@@ -76,14 +68,6 @@ def test_no_call_no_session(sdk: None, backend: Recording) -> None:
         pass
     assert backend.control == []
     assert all(thread.name != "autellix-control" for thread in threading.enumerate())
-
-
-def test_call_does_not_wait_for_the_session(sdk: None, make_backend: Callable[..., Recording]) -> None:
-    slow = make_backend(control_delay_s=3.0)
-    autellix.configure(slow.url)
-    started_s = time.monotonic()
-    ask(slow)
-    assert time.monotonic() - started_s < 2.9
 
 
 def test_leaving_a_program_ends_it_at_the_backend(sdk: None, backend: Recording) -> None:
@@ -145,30 +129,6 @@ def test_a_slow_probe_delays_one_call_briefly(
     assert "x-autellix-call-id" in slow.calls[-1]
 
 
-def test_configured_backend_gets_headers_at_once(sdk: None, make_backend: Callable[..., Recording]) -> None:
-    slow = make_backend(control_delay_s=0.5)
-    autellix.configure(slow.url)
-    ask(slow)
-    assert "x-autellix-call-id" in slow.calls[0]
-
-
-def test_token_is_sent_once_it_is_there(sdk: None, make_backend: Callable[..., Recording]) -> None:
-    backend = make_backend(token="signed")
-    ask(backend)
-    assert backend.calls[0]["x-autellix-session-token"] == "signed"
-
-
-@pytest.mark.parametrize("token", ["a\nb", "", " ", "ü", "a "])
-def test_token_that_no_header_carries_is_none(
-    sdk: None, make_backend: Callable[..., Recording], token: str
-) -> None:
-    backend = make_backend(token=token)
-    ask(backend)
-    wait_until(lambda: registration_at(backend).state == REGISTERED)
-    ask(backend)
-    assert [call.get("x-autellix-session-token") for call in backend.calls] == [None, None]
-
-
 @pytest.mark.parametrize("heartbeat_s", [1e400, 10**400])
 def test_absurd_heartbeat_is_bounded(
     sdk: None, make_backend: Callable[..., Recording], heartbeat_s: float
@@ -203,30 +163,6 @@ def test_session_that_goes_on_is_not_ended(sdk: None, backend: Recording) -> Non
     backend.wait_for("DELETE", "/programs/")
     assert not [entry for entry in backend.control if entry[:2] == ("DELETE", "/sessions/conversation")]
     assert len([entry for entry in backend.control if '"conversation"' in entry[2]]) == 1
-
-
-@pytest.mark.parametrize(
-    "reply", [b"", b"nonsense\r\n\r\n", b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\n\r\n"]
-)
-def test_broken_backend_is_tried_again_later(sdk: None, reply: bytes) -> None:
-    """No answer, no HTTP, and "not now" say nothing about what the server is."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-
-        def serve() -> None:
-            connection, _ = server.accept()
-            with connection:
-                connection.recv(65536)
-                connection.sendall(reply)
-
-        thread = threading.Thread(target=serve)
-        thread.start()
-        backend = origins.backends.find("http", "127.0.0.1", port, "/v1/x")
-        assert backend is not None
-        account = backend.account(origins.NO_KEY)
-        registration = keeper.keeper.on_call(account, keeper.keeper.process_session)
-        wait_until(lambda: registration.state == UNREACHABLE)
-        thread.join()
 
 
 def test_configure_ends_the_session_at_backends_left(

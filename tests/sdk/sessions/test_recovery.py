@@ -75,25 +75,6 @@ def test_session_that_the_user_named_keeps_its_id_for_every_key(configured: Reco
     assert [call["x-autellix-session-id"] for call in configured.calls] == ["conversation"] * 2
 
 
-def test_key_of_azure_registers(configured: Recording) -> None:
-    with openai.AzureOpenAI(base_url=configured.url, api_key="azure", api_version="1") as client:
-        client.chat.completions.create(model="m", messages=MESSAGES)
-    configured.wait_for("POST", "/sessions")
-    assert configured.credentials == ["azure"]
-
-
-def test_key_of_anthropic_registers(configured: Recording) -> None:
-    # Here, for it takes seconds to import.
-    import anthropic
-
-    base_url = configured.url.removesuffix("/v1")
-    with anthropic.Anthropic(base_url=base_url, api_key="anthropics") as client:
-        client.messages.create(model="m", max_tokens=1, messages=[{"role": "user", "content": "x"}])
-    configured.wait_for("POST", "/sessions")
-    (credential,) = configured.credentials
-    assert str(credential).removeprefix("Bearer ") == "anthropics"
-
-
 def test_right_key_after_a_wrong_one(configured: Recording) -> None:
     configured.statuses, configured.control_statuses = [401], [401]
     with pytest.raises(openai.AuthenticationError):
@@ -118,19 +99,6 @@ def test_configured_backend_is_not_given_up_for_an_answer(configured: Recording,
     assert all("x-autellix-call-id" in call for call in configured.calls)
 
 
-def test_a_401_registers_the_session_again(configured: Recording) -> None:
-    """A strict backend that has restarted with another secret."""
-    ask(configured)
-    wait_until(registered)
-    configured.token = "other"
-    configured.statuses = [401]
-    with pytest.raises(openai.AuthenticationError):
-        ask(configured)
-    wait_until(registered)
-    ask(configured)
-    assert last_token(configured) == "other"
-
-
 def test_the_retry_of_a_401_has_the_new_token(configured: Recording) -> None:
     ask(configured)
     wait_until(registered)
@@ -140,31 +108,6 @@ def test_the_retry_of_a_401_has_the_new_token(configured: Recording) -> None:
     ask(configured, max_retries=1)
     assert len({call["x-autellix-call-id"] for call in configured.calls}) == 2
     assert last_token(configured) == "other"
-
-
-def test_foreign_token_registers_the_session_again(configured: Recording) -> None:
-    """A backend that is not strict takes such a call as a program of its own, and says so."""
-    ask(configured)
-    wait_until(registered)
-    configured.token = "other"
-    configured.response_headers = {"X-Autellix-Identity-Source": "foreign-token"}
-    ask(configured)
-    configured.response_headers = {}
-    wait_until(registered)
-    ask(configured)
-    assert last_token(configured) == "other"
-
-
-def test_gateway_behind_an_ingress_is_found_when_it_starts(
-    sdk: None, make_backend: Callable[..., Recording]
-) -> None:
-    """Without configuration: the host has shown that it is something else, until it marks an answer."""
-    backend = make_backend(is_autellix=False)
-    ask(backend)
-    backend.is_autellix = True
-    ask(backend)
-    ask(backend)
-    assert ["x-autellix-call-id" in call for call in backend.calls] == [False, False, True]
 
 
 class Held:
