@@ -5,15 +5,13 @@ A recording holds no text, so the two DAGs are compared by shape: two calls are 
 
 from __future__ import annotations
 
-import importlib.util
 import time
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
+from tests.integrations.programs import load, shapes
 from tests.serving import serving_thread
 from tests.waiting import PATIENCE_S
 
@@ -33,31 +31,6 @@ pytestmark = [
 
 PROGRAMS = sorted(Path(__file__).parent.glob("*/programs/*.py"))
 FRAMEWORKS = {"langchain": "langgraph", "autogen": "autogen_agentchat"}
-Shape = tuple[Any, ...]
-
-
-def load(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"program_{path.stem}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def shapes(dag: Mapping[Any, tuple[Any, ...]]) -> Counter[Shape]:
-    """Return each call unfolded into its ancestors; parents come before children in the mapping."""
-    found: dict[Any, Shape] = {}
-    for call, parents in dag.items():
-        found[call] = tuple(sorted((found[parent] for parent in parents), key=repr))
-    return Counter(found.values())
-
-
-def test_shapes_tell_dags_apart() -> None:
-    diamond = {"a": (), "b": ("a",), "c": ("a",), "d": ("b", "c")}
-    renamed = {1: (), 2: (1,), 3: (1,), 4: (3, 2)}
-    chain = {1: (), 2: (1,), 3: (2,), 4: (3,)}
-    assert shapes(diamond) == shapes(renamed) != shapes(chain)
 
 
 @pytest.fixture

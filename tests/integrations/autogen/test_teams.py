@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import importlib.util
 import itertools
 import json
 import random
-import threading
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.integrations.autogen.labels import caller, dag, labelled
+from tests.integrations.programs import load, shapes
 
 import autellix
 from autellix.testing import RecordingBackend, tool_call
@@ -73,16 +72,9 @@ def test_round_robin_is_a_chain(backend: RecordingBackend, agent: MakeAgent, pla
     assert dag(backend.recorded) == {"a1": (), "b1": ("a1",), "a2": ("b1",), "b2": ("a2",)}
     only_program(backend)
     assert {call.program_name for call in backend.recorded} == {"debate"}
-
-
-def test_an_agent_is_a_thread(backend: RecordingBackend, agent: MakeAgent, play: Play) -> None:
-    team = RoundRobinGroupChat([agent("a"), agent("b")], termination_condition=after(4))
-    play(team.run(task="go"))
-    calls = labelled(backend.recorded)
-    threads = {label: call.thread_id for label, call in calls.items()}
-    assert threads["a1"] == threads["a2"]
-    assert threads["b1"] == threads["b2"]
-    assert threads["a1"] != threads["b1"]
+    # An agent is a thread.
+    threads = {label: call.thread_id for label, call in labelled(backend.recorded).items()}
+    assert threads["a1"] == threads["a2"] != threads["b1"] == threads["b2"]
 
 
 def test_streamed_answers_count_alike(backend: RecordingBackend, agent: MakeAgent, play: Play) -> None:
@@ -106,37 +98,6 @@ def test_graph_flow_forks_and_joins(backend: RecordingBackend, agent: MakeAgent,
     only_program(backend)
     threads = [call.thread_id for call in backend.recorded]
     assert len(set(threads)) == 4
-
-
-def test_graph_flow_waits_for_each_round(backend: RecordingBackend, agent: MakeAgent, play: Play) -> None:
-    """GraphFlow starts `b2` when `c` has answered as well, and shows it the answer."""
-    agents = {name: agent(name) for name in ("start", "b", "bb", "c", "end")}
-    edges = ("start", "b"), ("start", "c"), ("b", "bb"), ("bb", "end"), ("c", "end")
-    play(flow(agents, *edges).run(task="go"))
-    assert dag(backend.recorded) == {
-        "start1": (),
-        "b1": ("start1",),
-        "c1": ("start1",),
-        "bb1": ("b1", "c1"),
-        "end1": ("bb1",),
-    }
-
-
-def test_graph_flow_with_wide_layers(backend: RecordingBackend, agent: MakeAgent, play: Play) -> None:
-    layers = (("s",), ("m", "n", "o"), ("p", "q"), ("z",))
-    agents = {name: agent(name) for layer in layers for name in layer}
-    edges = [
-        (source, target)
-        for above, below in itertools.pairwise(layers)
-        for source in above
-        for target in below
-    ]
-    play(flow(agents, *edges).run(task="go"))
-    assert dag(backend.recorded) == {
-        f"{name}1": tuple(f"{source}1" for source in above)
-        for above, layer in zip(((), *layers), layers, strict=False)
-        for name in layer
-    }
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -386,32 +347,6 @@ def test_a_team_stays_one_program_until_its_reset(
     assert [path.rpartition("/")[2] for _, path, _ in ended] == [first[0].program_id]
 
 
-def test_a_collected_team_ends_its_program(backend: RecordingBackend, agent: MakeAgent, play: Play) -> None:
-    async def work() -> None:
-        await RoundRobinGroupChat([agent("a")], max_turns=1).run(task="go")
-        gc.collect()
-        await asyncio.sleep(0)
-
-    play(work())
-    ((_, path, _),) = backend.wait_for("DELETE", "/programs/")
-    assert path.rpartition("/")[2] == only_program(backend)
-
-
-def test_a_team_in_a_thread_of_a_named_program(
-    backend: RecordingBackend, agent: MakeAgent, play: Play
-) -> None:
-    def work() -> None:
-        team = RoundRobinGroupChat([agent("a"), agent("b")], max_turns=2)
-        play(team.run(task="go"))
-
-    with autellix.program("mine"):
-        thread = threading.Thread(target=work)
-        thread.start()
-        thread.join()
-    assert dag(backend.recorded) == {"a1": (), "b1": ("a1",)}
-    assert {call.program_name for call in backend.recorded} == {"mine"}
-
-
 def test_teams_leave_no_state(backend: RecordingBackend, agent: MakeAgent, play: Play) -> None:
     async def work() -> None:
         for _ in range(10):
@@ -427,21 +362,6 @@ def test_teams_leave_no_state(backend: RecordingBackend, agent: MakeAgent, play:
     gc.collect()
     assert len(_causality._memories) <= before
     assert len(backend.wait_for("DELETE", "/programs/", 10)) == 10
-
-
-def test_two_teams_at_once_are_two_programs(backend: RecordingBackend, agent: MakeAgent, play: Play) -> None:
-    def team(prefix: str) -> RoundRobinGroupChat:
-        return RoundRobinGroupChat([agent(f"{prefix}a"), agent(f"{prefix}b")], max_turns=6)
-
-    async def work() -> None:
-        await asyncio.gather(team("x").run(task="go"), team("y").run(task="go"))
-
-    play(work())
-    programs = backend.programs()
-    assert sorted(len(calls) for calls in programs.values()) == [6, 6]
-    for calls in programs.values():
-        assert len({caller(call.body)[0] for call in calls}) == 1
-        assert [call.parents for call in calls] == [(), *((call.call_id,) for call in calls[:-1])]
 
 
 def test_a_shared_runtime_keeps_teams_apart(backend: RecordingBackend, agent: MakeAgent, play: Play) -> None:
@@ -576,11 +496,7 @@ PROGRAMS = sorted(Path(__file__).parent.glob("programs/*.py"))
 @pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.stem)
 def test_example_program(path: Path, backend: RecordingBackend) -> None:
     """The programs that also run on the real backend."""
-    spec = importlib.util.spec_from_file_location(f"program_{path.stem}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = load(path)
     backend.answer = obey
     module.run(base_url=backend.url, model="recording")
     only_program(backend)
@@ -592,11 +508,3 @@ def obey(body: dict[str, Any]) -> str | dict[str, Any]:
     """Call the tool that the request names, as a model must."""
     choice = body.get("tool_choice")
     return tool_call((choice["function"]["name"], {})) if isinstance(choice, dict) else "done"
-
-
-def shapes(dag: Mapping[Any, tuple[Any, ...]]) -> list[str]:
-    """Unfold each call into its ancestors, which come before it."""
-    found: dict[Any, str] = {}
-    for call, parents in dag.items():
-        found[call] = "(" + "".join(sorted(found[parent] for parent in parents)) + ")"
-    return sorted(found.values())

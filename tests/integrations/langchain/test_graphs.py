@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import operator
 import threading
 import time
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 import pytest
+from tests.integrations.programs import load
 from tests.waiting import PATIENCE_S
 
 from autellix.testing import RecordingBackend, tool_call
@@ -24,7 +24,6 @@ from langchain_core.tools import tool
 from langgraph.func import entrypoint, task
 from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.pregel._executor import BackgroundExecutor
-from langgraph.types import Send
 
 if TYPE_CHECKING:
     from langchain_openai import ChatOpenAI
@@ -40,15 +39,6 @@ INPUTS = {
 
 class Parts(TypedDict, total=False):
     parts: Annotated[list[str], operator.add]
-
-
-def load(name: str) -> Any:
-    spec = importlib.util.spec_from_file_location(f"program_{name}", PROGRAMS / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def asks(chat: ChatOpenAI, *questions: str) -> Callable[[Parts], Parts]:
@@ -96,18 +86,11 @@ DIAMOND = [(START, "a"), ("a", "b"), ("a", "c"), ("b", "d"), ("c", "d"), ("d", E
 @pytest.mark.parametrize("name", sorted(INPUTS))
 def test_example_programs(name: str, drive: Drive, chat: ChatOpenAI, backend: RecordingBackend) -> None:
     """The programs that also run through the real backend, in every way to run them."""
-    module = load(name)
+    module = load(PROGRAMS / f"{name}.py")
     drive(module.build(chat), INPUTS[name])
     assert backend.dag() == module.EXPECTED
     assert len(backend.programs()) == 1
     assert {call.program_name for call in backend.recorded} == {name.replace("_", "-").removesuffix("-tools")}
-
-
-@pytest.mark.parametrize("name", sorted(INPUTS))
-def test_example_programs_by_themselves(name: str, backend: RecordingBackend, sdk: None) -> None:
-    module = load(name)
-    module.run(backend.url, "m")
-    assert backend.dag() == module.EXPECTED
 
 
 @pytest.mark.parametrize("name", ["map_reduce", "supervisor"])
@@ -115,7 +98,7 @@ async def test_runs_at_once_are_programs_of_their_own(
     name: str, chat: ChatOpenAI, backend: RecordingBackend
 ) -> None:
     """Ten runs of one graph on one loop: ten programs, each with the whole DAG."""
-    module = load(name)
+    module = load(PROGRAMS / f"{name}.py")
     graph = module.build(chat)
 
     async def run_all() -> None:
@@ -143,26 +126,6 @@ async def test_branches_of_several_calls(make: Any, chat: ChatOpenAI, backend: R
     await compiled(nodes, DIAMOND, "diamond").ainvoke({"parts": []})
     assert backend.dag() == {"a": (), "b1": ("a",), "b2": ("b1",), "c": ("a",), "d": ("b2", "c")}
     assert len({call.thread_id for call in backend.recorded if call.content in "b1c"}) == 2
-
-
-async def test_async_map_reduce(chat: ChatOpenAI, backend: RecordingBackend) -> None:
-    async def write(item: dict[str, str]) -> Parts:
-        return {"parts": [str((await chat.ainvoke(item["subject"])).content)]}
-
-    graph = StateGraph(Parts)
-    graph.add_node("plan", asks_async(chat, "plan"))
-    graph.add_node("write", write)
-    graph.add_node("choose", asks_async(chat, "choose"))
-    graph.add_edge(START, "plan")
-    graph.add_conditional_edges("plan", lambda state: [Send("write", {"subject": f"{n}"}) for n in range(20)])
-    graph.add_edge("write", "choose")
-    await graph.compile().ainvoke({"parts": []})
-    numbers = [str(number) for number in range(20)]
-    assert backend.dag() == {
-        "plan": (),
-        **dict.fromkeys(numbers, ("plan",)),
-        "choose": tuple(sorted(numbers)),
-    }
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])
