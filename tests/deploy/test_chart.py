@@ -8,7 +8,6 @@ import re
 from typing import Any
 
 import pytest
-import yaml
 from tests.deploy.chart import (
     CHART,
     NAMESPACE,
@@ -325,10 +324,3 @@ def test_an_existing_secret_replaces_the_charts() -> None:
     assert "Secret" not in kinds(manifests)
     source = variables(manifests, "gateway")["AUTELLIX_GATEWAY_TOKEN_SECRET"]
     assert source == {"secretKeyRef": {"name": "mine", "key": "token-secret"}}
-
-
-def test_versions_agree() -> None:
-    """The chart's application is this package."""
-    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
-    project = (CHART.parents[2] / "pyproject.toml").read_text()
-    assert f'\nversion = "{chart["appVersion"]}"\n' in project

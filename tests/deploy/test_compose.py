@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.deploy.chart import CHART, DEPLOY, container, render, variables
+from tests.deploy.chart import DEPLOY, container, render, variables
 from tests.deploy.compose import MissingVariableError, environment_file, read_compose
 
 from autellix_backend.engines.factory import make_remote
@@ -96,13 +96,3 @@ def test_only_the_proxy_is_open_to_clients(services: dict[str, Any]) -> None:
     assert [name for name, service in services.items() if "ports" in service] == ["proxy"]
     assert all(port.startswith("127.0.0.1:") for port in services["proxy"]["ports"])
     assert services["proxy"]["networks"] == ["default"]
-
-
-def test_the_images_are_those_of_this_version(services: dict[str, Any]) -> None:
-    [version] = [
-        line.split()[-1].strip('"')
-        for line in (CHART / "Chart.yaml").read_text().splitlines()
-        if line.startswith("appVersion")
-    ]
-    for name in ("gateway", "scheduler"):
-        assert services[name]["image"].rpartition(":")[2] == version

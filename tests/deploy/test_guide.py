@@ -102,14 +102,6 @@ def test_compose_commands_name_services() -> None:
     assert {"gateway", "engine-0"} <= set(named) <= set(services)
 
 
-def test_the_image_has_the_charts_tag() -> None:
-    tags = [
-        word.rpartition(":")[2] for words in commands_of("docker") for word in words if "autellix:" in word
-    ]
-    version = yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"]
-    assert set(tags) == {version}
-
-
 def test_units_and_their_files_are_those_that_we_ship() -> None:
     shipped = {path.name for path in UNITS.iterdir()}
     for words in commands_of("systemctl", "journalctl"):
