@@ -22,7 +22,6 @@ GROUPS = {
     "tests/engines/test_live_replica.py": "live_engine",
     "tests/integrations/test_real_backend.py": "live_engine",
     "tests/lab/cli/test_bench.py": "live_engine",
-    "tests/vllm_plugin/test_pause.py": "live_engine",
     "tests/vllm_plugin/test_offload.py": "engine_worker",
     "tests/vllm_plugin/test_scheduler.py": "engine_worker",
     "tests/vllm_plugin/test_tenants.py": "engine_worker",

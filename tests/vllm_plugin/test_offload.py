@@ -132,28 +132,6 @@ def test_little_host_memory_is_shared_by_eviction(engine_worker: Any, expected: 
     assert run["swap"]["evicted_chunks"] > 0
 
 
-def test_returning_programs_find_their_contexts(engine_worker: Any) -> None:
-    """A program's second call, after others took the engine's blocks, loads what the first one left."""
-    generator = random.Random(3)
-    prompts = [[generator.randrange(2, 512) for _ in range(96)] for _ in range(12)]
-    calls = [
-        {
-            "id": f"{turn}-{number}",
-            "step": turn * 400 + number,
-            "prompt": prompt,
-            "max_tokens": 8,
-            "extra_args": {"autellix_program": f"program-{number}"},
-        }
-        for turn in range(2)
-        for number, prompt in enumerate(prompts)
-    ]
-    run = engine_worker.run(scenario(calls=calls, has_prefix_caching=True))
-    assert_clean(run)
-    for number in range(len(prompts)):
-        assert run["outputs"][f"0-{number}"] == run["outputs"][f"1-{number}"]
-    assert run["swap"]["hit_chunks"] > 0
-
-
 @pytest.mark.parametrize("seed", range(12))
 def test_blocks_are_restored_byte_for_byte(engine_worker: Any, seed: int) -> None:
     """For caches of any layout, one group of layers or two, and chunks of one block or more."""
@@ -161,35 +139,30 @@ def test_blocks_are_restored_byte_for_byte(engine_worker: Any, seed: int) -> Non
     assert reply.get("moved", 0) > 0, reply
 
 
-@pytest.mark.parametrize("is_async", [False, True])
-def test_programs_that_were_not_active_load_their_contexts(engine_worker: Any, is_async: bool) -> None:
-    """Admission and host memory together: what waits is evicted, and resumes with the same outputs."""
-    changes: Scenario = {"calls": make_conversations(), "has_prefix_caching": True, "is_async": is_async}
+def run_admitting(engine_worker: Any, **changes: Any) -> Scenario:
+    """Run conversations with admission and host memory together; no greedy token may change."""
+    changes = {"calls": make_conversations(), "has_prefix_caching": True} | changes
     stock: Scenario = {"scheduler": "stock", "additional_config": {}, "kv_host_bytes": None}
     outputs = engine_worker.run(scenario(**changes | stock))["outputs"]
     admitting = {"autellix": {"scheduler": {"policy": "boost", "admission": "working_set"}}}
-    run = engine_worker.run(scenario(**changes, additional_config=admitting))
+    run: Scenario = engine_worker.run(scenario(**changes, additional_config=admitting))
     assert_clean(run)
     assert outputs == run["outputs"]
+    return run
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_programs_that_were_not_active_load_their_contexts(engine_worker: Any, is_async: bool) -> None:
+    """What waits is evicted, and resumes from host memory."""
+    run = run_admitting(engine_worker, is_async=is_async)
     assert run["held_back"] > 5
     assert run["swap"]["jobs.load"] > 5
 
 
 @pytest.mark.parametrize("is_async", [False, True])
 def test_admitted_requests_load_ahead_of_their_slots(engine_worker: Any, is_async: bool) -> None:
-    """With more active programs than slots, contexts are back before a slot is; no greedy token changes."""
-    changes: Scenario = {
-        "calls": make_conversations(programs=12),
-        "has_prefix_caching": True,
-        "max_num_seqs": 1,
-        "kv_blocks": 24,
-        "is_async": is_async,
-    }
-    stock: Scenario = {"scheduler": "stock", "additional_config": {}, "kv_host_bytes": None}
-    outputs = engine_worker.run(scenario(**changes | stock))["outputs"]
-    admitting = {"autellix": {"scheduler": {"policy": "boost", "admission": "working_set"}}}
-    run = engine_worker.run(scenario(**changes, additional_config=admitting))
-    assert_clean(run)
-    assert outputs == run["outputs"]
+    """With more active programs than slots, contexts are back before a slot is."""
+    calls = make_conversations(programs=12)
+    run = run_admitting(engine_worker, calls=calls, max_num_seqs=1, kv_blocks=24, is_async=is_async)
     assert run["swap"]["loads_ahead"] > 3
     assert run["swap"]["loads_ahead"] <= run["swap"]["jobs.load"]

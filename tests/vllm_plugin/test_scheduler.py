@@ -25,18 +25,6 @@ SCHEDULER = {
 ADMITTING = {"policy": "boost", "admission": "working_set", "boost": 0.7}
 CONFIGURATIONS = [(True, True), (True, False), (False, True), (False, False)]
 
-GATEWAY_KEYS = (
-    "program",
-    "call",
-    "service_s",
-    "wait_s",
-    "age_s",
-    "work",
-    "spread",
-    "class",
-    "ended",
-)
-
 Scenario = dict[str, Any]
 
 
@@ -253,19 +241,6 @@ def test_shared_prefixes_are_found(engine_worker: Any) -> None:
     ]
 
 
-def test_garbage_identity_makes_a_program_of_its_own(engine_worker: Any) -> None:
-    """Values of the wrong kind neither stop a call nor leave a program behind."""
-    calls = make_calls(count=12)
-    garbage: list[Any] = [7, None, [], {}, "", "x" * 1000, True, -1.0, 1e300, "nan"]
-    for call, value in zip(calls, garbage * 2, strict=False):
-        call["extra_args"] = {f"autellix_{key}": value for key in GATEWAY_KEYS}
-    for call in calls[10:]:
-        call["extra_args"] = None
-    run = engine_worker.run(scenario(calls=calls))
-    assert_clean(run)
-    assert len(run["finished"]) == 12
-
-
 def test_every_call_sends_its_report_and_the_engine_its_queues(
     engine_worker: Any, local_address: str
 ) -> None:
@@ -315,13 +290,6 @@ def test_every_call_sends_its_report_and_the_engine_its_queues(
         assert sum(call.kv_blocks for call in snapshot.calls) > 0
         assert snapshot.kv_used_blocks <= 12
         assert {call.call_id for call in snapshot.calls} <= set(accounts)
-
-
-def test_a_wrong_setting_stops_the_engine_at_the_start(engine_worker: Any) -> None:
-    """An unknown policy is named, with those that exist."""
-    run = engine_worker.run(scenario(additional_config={"autellix": {"scheduler": {"policy": "lottery"}}}))
-    assert "policy must be one of" in run["error"]
-    assert "lottery" in run["error"]
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])

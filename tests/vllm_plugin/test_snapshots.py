@@ -87,10 +87,6 @@ def no_clock() -> float:
     raise AssertionError("the clock was looked at")
 
 
-def test_a_snapshot_names_its_data_parallel_rank(tracker: CallTracker) -> None:
-    assert SnapshotReporter(tracker, rank=1).snapshot(0.0, LOAD, held_blocks).rank == 1
-
-
 def test_a_snapshot_lists_the_queue_in_order(tracker: CallTracker, gateways: Gateways) -> None:
     reporter = SnapshotReporter(tracker)
     arrive(tracker, "late", service_s=1.5)

@@ -103,15 +103,6 @@ def test_without_tenants_fresh_programs_go_first(engine_worker: Any, expected: A
     assert run["outputs"] == expected
 
 
-@pytest.mark.parametrize(("weights", "expected_share"), [((3.0, 1.0), 0.25), ((1.0, 3.0), 0.75)])
-def test_weights_split_the_engine(
-    engine_worker: Any, weights: tuple[float, float], expected_share: float
-) -> None:
-    calls = make_calls(has_tenants=True, weights=weights)
-
-    assert share_of_long(play(engine_worker, calls)) == pytest.approx(expected_share, abs=0.08)
-
-
 @pytest.mark.parametrize("period_steps", [1, 4])
 def test_memory_is_shared_where_it_is_scarce(engine_worker: Any, expected: Any, period_steps: int) -> None:
     """With blocks for fewer calls than slots, and with decisions every few steps."""

@@ -166,27 +166,6 @@ def test_priority_follows_level_then_order(tracker: CallTracker) -> None:
     assert tracker.priority("new") < tracker.priority("newest") < tracker.priority("old")
 
 
-def test_tick_names_the_calls_that_moved(tracker: CallTracker) -> None:
-    """A call that used up its quantum is demoted."""
-    tracker.arrive("r", identity(), 0.0)
-    tracker.start("r", 0.0, cached_tokens=0)
-    tracker.charge({"r": 1}, 1.0, 1.0)
-    assert [change.call_id for change in tracker.machine.tick(1.0)] == ["r"]
-    assert tracker.machine.call("r").rank[0] == 2
-
-
-def test_an_aborted_calls_report_has_its_reason(tracker: CallTracker) -> None:
-    """An abort while waiting is reported."""
-    tracker.arrive("r", identity(), 0.0)
-    usage: dict[str, Any] = {
-        "prompt_tokens": 1,
-        "output_tokens": 0,
-        "finish_reason": "abort",
-        "is_aborted": True,
-    }
-    assert tracker.close("r", 1.0, **usage).is_aborted
-
-
 def test_tokens_can_be_charged_instead_of_time() -> None:
     """Prefilling ten tokens and decoding one cost 10 + 2 weighted tokens."""
     config = SchedulerConfig(policy="plas", service="tokens", token_s=0.5)
@@ -203,13 +182,6 @@ def test_the_shortest_request_goes_first_under_sjf() -> None:
     tracker.arrive("long", identity(), 0.0, prompt_tokens=10, max_tokens=100)
     tracker.arrive("short", identity(), 1.0, prompt_tokens=100, max_tokens=10)
     assert tracker.priority("short") < tracker.priority("long") < UNRANKED
-
-
-def test_remaining_service_orders_calls_under_hinted() -> None:
-    tracker = CallTracker(PluginSettings(scheduler=SchedulerConfig(policy="hinted")))
-    tracker.arrive("long", identity(program_id="a", expected_s=9.0), 0.0)
-    tracker.arrive("short", identity(program_id="b", expected_s=3.0), 1.0)
-    assert tracker.priority("short") < tracker.priority("long")
 
 
 def boosted() -> CallTracker:
@@ -310,13 +282,6 @@ def test_calls_in_the_batch_go_before_all_others(tracker: CallTracker) -> None:
     assert tracker.place([tracker.machine.call("fresh"), served]) == ["served", "fresh"]
     assert tracker.place([]) == ["fresh", "served"]
     assert [tracker.priority(call_id) for call_id in ("fresh", "served")] == ranks
-
-
-def test_a_finished_call_has_no_rank(tracker: CallTracker) -> None:
-    tracker.arrive("r", identity(tenant="a"), 0.0)
-    tracker.place(tracker.machine)
-    tracker.close("r", 1.0, **DONE)
-    assert tracker.place([]) == []
 
 
 def test_the_tenant_and_its_weight_reach_the_machine(tracker: CallTracker) -> None:
