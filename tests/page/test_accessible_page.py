@@ -99,7 +99,9 @@ async def accessible_nodes(page: Page) -> list[dict[str, Any]]:
     ]
 
 
-def test_every_control_and_picture_has_a_name(full: Stage, browser: BrowserThread) -> None:
+def test_every_view_is_told_to_those_who_do_not_see_it(full: Stage, browser: BrowserThread) -> None:
+    """Names, headings in order, changes told politely, and the page's own tab order."""
+
     async def look(page: Page) -> None:
         for view in VIEWS:
             await show(page, view)
@@ -108,20 +110,11 @@ def test_every_control_and_picture_has_a_name(full: Stage, browser: BrowserThrea
             headings = [node["level"] for node in nodes if node["role"] == "heading"]
             assert headings[0] == headings.count(1) == 1, view
             assert all(after - before <= 1 for before, after in pairwise(headings)), view
-
-    browser.visit(full.url + "/autellix/", look, expected_problems=("404",))
-
-
-def test_what_changes_is_told_politely_and_rarely(full: Stage, browser: BrowserThread) -> None:
-    async def look(page: Page) -> None:
-        for view in VIEWS:
-            await show(page, view)
-            live = [node for node in await accessible_nodes(page) if node.get("live") not in (None, "off")]
             # Whether the page is live, and what went wrong; no table and no number.
-            assert {(node["role"], node["live"]) for node in live} <= {
-                ("status", "polite"),
-                ("alert", "assertive"),
-            }
+            live = [node for node in nodes if node.get("live") not in (None, "off")]
+            told = {(node["role"], node["live"]) for node in live}
+            assert told <= {("status", "polite"), ("alert", "assertive")}, view
+            assert await page.locator("[tabindex]:not([tabindex='0'], [tabindex='-1'])").count() == 0, view
 
     browser.visit(full.url + "/autellix/", look, expected_problems=("404",))
 
@@ -137,15 +130,6 @@ def test_every_column_has_a_header_and_rows_are_counted(full: Stage, browser: Br
                 assert int(await table.get_attribute("aria-rowcount") or 0) > 1
 
     browser.visit(full.url + "/autellix/", look)
-
-
-def test_the_keyboard_goes_in_the_order_of_the_page(full: Stage, browser: BrowserThread) -> None:
-    async def look(page: Page) -> None:
-        for view in VIEWS:
-            await show(page, view)
-            assert await page.locator("[tabindex]:not([tabindex='0'], [tabindex='-1'])").count() == 0, view
-
-    browser.visit(full.url + "/autellix/", look, expected_problems=("404",))
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
