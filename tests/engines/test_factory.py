@@ -32,10 +32,6 @@ def test_replicas_and_running_engines_mix(tmp_path: Path) -> None:
     assert told == [("replica-0", ""), ("replica-1", ""), *remotes]
 
 
-def test_running_engines_need_no_model() -> None:
-    assert [name for name, _ in names(urls=URLS)] == ["remote-0", "remote-1"]
-
-
 def test_replicas_share_the_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(factory, "is_cpu_engine", lambda: True)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {0, 1, 2, 3})
@@ -67,28 +63,11 @@ def test_host_memory_for_kv_blocks_is_that_of_the_machine(
         names(urls=URLS[:1], kv_host_gib=1)
 
 
-@pytest.mark.parametrize("value", [0.0, -1.0, float("inf")])
-def test_host_memory_for_kv_blocks_is_a_size(value: float) -> None:
-    with pytest.raises(SettingsError, match=r"engine.kv_host_gib"):
-        EngineSettings(kv_host_gib=value)
-
-
-def test_an_invalid_address_names_the_setting() -> None:
-    with pytest.raises(SettingsError, match=r"engine.urls: is 'host:1'"):
-        EngineSettings(urls=("host:1",))
-
-
 def test_ray_places_the_replicas_of_a_model() -> None:
     settings = Settings(engine=EngineSettings(model="m", replicas=2), ray=RaySettings(address="auto"))
     engines = make_engines(settings)
     assert [engine.name for engine in engines] == ["replica-0", "replica-1"]
     assert all(isinstance(engine, RayReplica) for engine in engines)
-
-
-def test_running_engines_join_those_that_ray_places() -> None:
-    engine = EngineSettings(model="m", urls=("http://gpu9:8000",))
-    engines = make_engines(Settings(engine=engine, ray=RaySettings(address="auto")))
-    assert [engine.name for engine in engines] == ["replica-0", "remote-0"]
 
 
 def test_ray_without_a_model_is_refused() -> None:

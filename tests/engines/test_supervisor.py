@@ -241,7 +241,3 @@ def test_restarts_outside_the_window_do_not_count() -> None:
     plan = RestartPlan(2)
     times_s = (0.0, 300.0, 599.0, 600.0, 899.0, 900.0)
     assert [plan.next_delay_s(now) for now in times_s] == [0.0, 1.0, None, 1.0, None, 1.0]
-
-
-def test_no_restart_is_possible_where_none_is_allowed() -> None:
-    assert RestartPlan(0).next_delay_s(0.0) is None

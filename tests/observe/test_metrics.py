@@ -106,19 +106,12 @@ def test_the_process_and_the_release_are_told() -> None:
 
 
 def test_unknown_values_are_not_counted() -> None:
-    registry = counted(level=None, first_token_s=None, prompt_tokens=None, promotions=None)
-    engine = {"engine": "replica-0", "model": "m"}
+    registry = counted(level=None, model=None, outcome=Outcome.ABORTED, prompt_tokens=None, promotions=None)
+    engine = {"engine": "replica-0", "model": "other"}
 
     assert registry.get_sample_value("autellix_engine_wait_seconds_count", {"level": "2"}) is None
     assert registry.get_sample_value("autellix_time_to_first_token_seconds_count", engine) is None
     assert registry.get_sample_value("autellix_tokens_total", {**engine, "kind": "prompt"}) == 0
-
-
-def test_a_broken_stream_has_no_time_to_its_first_token() -> None:
-    registry = counted(outcome=Outcome.ABORTED)
-
-    engine = {"engine": "replica-0", "model": "m"}
-    assert registry.get_sample_value("autellix_time_to_first_token_seconds_count", engine) is None
 
 
 SNAPSHOT = EngineSnapshot(

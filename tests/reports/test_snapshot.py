@@ -63,23 +63,15 @@ def snapshot(count: int = 3, id_length: int = 8) -> EngineSnapshot:
 
 
 def test_a_snapshot_survives_the_wire() -> None:
-    assert snapshot() == EngineSnapshot.from_bytes(snapshot().to_bytes())
-
-
-def test_kv_offload_totals_survive_the_wire() -> None:
-    swapping = msgspec.structs.replace(
-        snapshot(), kv_offload=KvOffloadTotals(4096, 2, 0.25, 2048, 1, 0.125, 3, 0)
-    )
-
-    assert swapping == EngineSnapshot.from_bytes(swapping.to_bytes())
-
-
-def test_admission_and_boost_survive_the_wire() -> None:
     full = msgspec.structs.replace(
-        snapshot(), admission=AdmissionSnapshot(3, 2, 500, 600), boost=BoostSnapshot(1.5, 0.75, 2.0)
+        snapshot(),
+        kv_offload=KvOffloadTotals(4096, 2, 0.25, 2048, 1, 0.125, 3, 0),
+        admission=AdmissionSnapshot(3, 2, 500, 600),
+        boost=BoostSnapshot(1.5, 0.75, 2.0),
     )
 
-    assert full == EngineSnapshot.from_bytes(full.to_bytes())
+    for sent in (full, snapshot(0)):
+        assert sent == EngineSnapshot.from_bytes(sent.to_bytes())
 
 
 def test_a_call_without_the_columns_of_admission_is_admitted() -> None:
@@ -175,13 +167,6 @@ def test_an_engine_without_admission_reports_no_memory() -> None:
     assert earlier.memory() is None
 
 
-def test_an_idle_engine_has_a_snapshot_without_calls() -> None:
-    idle = snapshot(0)
-
-    assert (idle.calls, idle.left_out) == ((), 5)
-    assert idle == EngineSnapshot.from_bytes(idle.to_bytes())
-
-
 @pytest.mark.parametrize("id_length", [8, 250])
 def test_a_message_is_bounded_and_counts_omitted_calls(id_length: int) -> None:
     """The first calls in order are listed; the others are counted."""
@@ -216,13 +201,6 @@ def test_a_waiting_call_is_promoted_when_its_ratio_reaches_beta() -> None:
     assert (promoted.level, promoted.promotion_s, promoted.promotions) == (1, None, 1)
 
 
-def test_a_call_past_its_time_is_promoted_at_once() -> None:
-    machine = machine_of()
-    machine.arrive(Arrival("c", "p", service_s=2.0), 0.0)
-
-    assert standing(machine, "c", 100.0).promotion_s == 0.0
-
-
 def test_a_running_call_has_a_quantum_and_no_promotion() -> None:
     machine = machine_of()
     machine.arrive(Arrival("c", "p", service_s=2.0), 0.0)
@@ -242,45 +220,14 @@ def test_the_last_level_has_no_quantum_and_without_beta_no_call_is_promoted() ->
     stands = standing(machine, "c", 1.0)
 
     assert (stands.level, stands.quantum_s, stands.promotion_s) == (3, None, None)
+    machine.arrive(Arrival("fresh", "q"), 0.0)
+    assert standing(machine, "fresh", 9.0).ratio is None
 
 
-def test_a_call_without_service_has_no_ratio() -> None:
-    machine = machine_of()
-    machine.arrive(Arrival("c", "p"), 0.0)
-
-    assert standing(machine, "c", 9.0).ratio is None
-
-
-@pytest.mark.parametrize("message", [b"{", b"\xff", b"[]", b"{}", b"[" * 100_000])
+@pytest.mark.parametrize("message", [b"{", b"\xff", b"[]", b'{"snapshot":1,"step":"2"}', b"[" * 100_000])
 def test_an_invalid_snapshot_is_refused(message: bytes) -> None:
     with pytest.raises(ReportError, match=r"^not an engine snapshot: "):
         EngineSnapshot.from_bytes(message)
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("step", "2"),
-        ("step", True),
-        ("rank", -1),
-        ("rank", 1024),
-        ("mean_step_s", "x"),
-        ("level_calls", [1, None]),
-        ("level_calls", 3),
-        ("calls", [["c"] + [None] * 20]),
-        ("calls", None),
-        ("calls", [3]),
-        ("calls", [[]]),
-        ("kv_offload", 3),
-        ("kv_offload", [4096]),
-        ("kv_offload", ["4096", 2, 0.25, 2048, 1, 0.125, 3, 0]),
-    ],
-)
-def test_a_field_of_another_type_is_refused(name: str, value: object) -> None:
-    message = json.loads(snapshot().to_bytes()) | {name: value}
-
-    with pytest.raises(ReportError):
-        EngineSnapshot.from_bytes(json.dumps(message).encode())
 
 
 def test_fields_of_a_later_version_are_ignored() -> None:

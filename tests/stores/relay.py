@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -68,12 +67,11 @@ class Relay:
 
 
 @asynccontextmanager
-async def relaying(server_port: int, tls: ssl.SSLContext | None = None) -> AsyncIterator[Relay]:
-    """Yield a relay before a server, encrypted towards clients where it has a certificate for localhost."""
+async def relaying(server_port: int) -> AsyncIterator[Relay]:
+    """Yield a relay before a server."""
     relay = Relay(server_port)
-    server = await asyncio.start_server(relay.serve, "127.0.0.1", 0, ssl=tls)
-    place = "redis://127.0.0.1" if tls is None else "rediss://localhost"
-    relay.url = f"{place}:{server.sockets[0].getsockname()[1]}"
+    server = await asyncio.start_server(relay.serve, "127.0.0.1", 0)
+    relay.url = f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     try:
         yield relay
     finally:

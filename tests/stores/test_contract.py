@@ -223,6 +223,8 @@ async def test_a_hint_counts_down_and_a_class_is_learned(table: Table) -> None:
         await store.settle(end(f"{number}", 4.0, program=f"p{number}", is_final=True), 1.0)
     plain = CallStart(key="k", call_id="k", program_id="plain", name="chat")
     assert (await store.begin(plain, 2.0)).expected_s == 4.0
+    stranger = start("s", "stranger", name="chat", class_id="other/chat")
+    assert (await store.begin(stranger, 2.0)).expected_s is None
     hinted = CallStart(key="h", call_id="h", program_id="q", name="chat", hint=Hint(calls=3))
     assert (await store.begin(hinted, 2.0)).expected_s == 12.0
     await store.settle(end("h", 4.0, program="q"), 3.0)

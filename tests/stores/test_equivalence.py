@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from tests.stores.tables import IDLE_S, SESSION_TTL_S, Table, all_programs, check, end, start
 
 from autellix_backend.core.errors import DuplicateCallError, UnknownCallError
-from autellix_backend.core.estimate import LEAST_PROGRAMS, Hint
+from autellix_backend.core.estimate import Hint
 from autellix_backend.core.policies import make_policy
 from autellix_backend.stores.base import (
     CallEnd,
@@ -163,14 +163,3 @@ async def test_programs_are_listed_with_the_busy_ones_first(table: Table) -> Non
     assert await listed(prefix="x/", limit=1) == ["x/2"]
     assert await listed(is_active=False) == ["x/1"]
     assert await listed(is_active=True, limit=2) == ["x/2", "y/1"]
-
-
-async def test_a_class_is_learned_from_programs_that_end(table: Table) -> None:
-    store = await table.open("hinted")
-    for number in range(LEAST_PROGRAMS):
-        await store.begin(start(f"{number}", f"p{number}", name="chat"), 0.0)
-        await store.settle(end(f"{number}", 4.0, program=f"p{number}"), 1.0)
-        await store.end_program(f"p{number}", 2.0)
-    assert (await store.begin(start("k", "q", name="chat"), 3.0)).expected_s == 4.0
-    stranger = await store.begin(start("l", "r", name="chat", class_id="other/chat"), 3.0)
-    assert stranger.expected_s is None

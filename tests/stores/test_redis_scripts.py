@@ -1,19 +1,15 @@
-"""The scripts of the shared table: addresses with passwords, databases, unix sockets and TLS."""
+"""The scripts of the shared table: whom they reach, and in which order."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import socket
-import ssl
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-import trustme
-from redis import Redis
 from tests.redis_server import RedisServer
-from tests.stores.relay import relaying
 from tests.stores.tables import TIMEOUT_S
 from tests.waiting import wait_until
 
@@ -58,9 +54,9 @@ async def time_at(url: str) -> float:
         return float(await link.run("time"))
 
 
-@pytest.mark.parametrize("user", ["", "default"])
-async def test_a_password_opens_the_connection(locked_server: RedisServer, user: str) -> None:
-    assert await time_at(f"redis://{user}:{QUOTED}@127.0.0.1:{locked_server.port}") > 0
+async def test_a_password_opens_the_connection(locked_server: RedisServer, tmp_path: Path) -> None:
+    assert await time_at(f"redis://:{QUOTED}@127.0.0.1:{locked_server.port}") > 0
+    assert await time_at(f"unix://:{QUOTED}@{tmp_path}/redis.sock") > 0
 
 
 @pytest.mark.parametrize("who", ["", ":wrong@", "nobody:wrong@"])
@@ -72,24 +68,6 @@ async def test_a_wrong_password_is_an_error_that_does_not_show_it(
     assert "wrong" not in str(caught.value)
 
 
-async def test_a_database_is_its_own(locked_server: RedisServer) -> None:
-    url = f"redis://:{QUOTED}@127.0.0.1:{locked_server.port}"
-    async with linked(f"{url}/3") as link:
-        await link.run("join", "", "gateway", repr(1e12), "epoch")
-    with Redis.from_url(f"{url}/3") as there, Redis.from_url(url) as elsewhere:
-        assert there.dbsize() > 0
-        assert elsewhere.dbsize() == 0
-
-
-async def test_a_database_that_is_not_there_is_an_error(locked_server: RedisServer) -> None:
-    with pytest.raises(StoreUnavailableError, match="DB index is out of range"):
-        await time_at(f"redis://:{QUOTED}@127.0.0.1:{locked_server.port}/99")
-
-
-async def test_a_unix_socket(locked_server: RedisServer, tmp_path: Path) -> None:
-    assert await time_at(f"unix://:{QUOTED}@{tmp_path}/redis.sock") > 0
-
-
 @pytest.mark.parametrize(
     ("url", "problem"),
     [("unix:///nowhere/none.sock", "No such file"), ("redis://a..b", "label empty or too long")],
@@ -97,35 +75,6 @@ async def test_a_unix_socket(locked_server: RedisServer, tmp_path: Path) -> None
 async def test_an_address_where_nothing_is_is_an_error(url: str, problem: str) -> None:
     with pytest.raises(StoreUnavailableError, match=problem):
         await time_at(url)
-
-
-@pytest.fixture(scope="module")
-def authority() -> trustme.CA:
-    return trustme.CA()
-
-
-@pytest.fixture
-def certificate(authority: trustme.CA) -> ssl.SSLContext:
-    """Return what a server at localhost shows."""
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    authority.issue_cert("localhost").configure_cert(context)
-    return context
-
-
-async def test_a_trusted_server_answers(
-    authority: trustme.CA, certificate: ssl.SSLContext, redis_server: RedisServer, tmp_path: Path
-) -> None:
-    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
-    async with relaying(redis_server.port, certificate) as relay:
-        assert await time_at(f"{relay.url}?ssl_ca_certs={tmp_path}/ca.pem") > 0
-
-
-async def test_an_untrusted_server_gets_nothing(
-    certificate: ssl.SSLContext, redis_server: RedisServer
-) -> None:
-    async with relaying(redis_server.port, certificate) as relay:
-        with pytest.raises(StoreUnavailableError, match="certificate verify failed"):
-            await time_at(relay.url)
 
 
 async def test_an_operation_that_waits_for_a_connection_is_served_before_later_ones(
