@@ -7,7 +7,7 @@
     study.py host-tier DATA             KV blocks in host memory, where the engine's own are short
     study.py balance-memory DATA        balancers under admission, by KV memory
 
-DATA/public has the traces. Writes JSON and a page of tables, workload by workload. All cases of a group have
+DATA/public has the traces. Prints tables in Markdown, workload by workload. All cases of a group have
 the same programs and arrivals. Each ratio is to the group's first case, seed by seed, with Student's 95 %
 interval; the row of the first case has absolute figures.
 """
@@ -20,9 +20,9 @@ from pathlib import Path
 
 from study_cases import STUDIES, Group, Study
 
-from autellix_lab.sim.experiment import Sweep, SweepResult, run_sweep, summarise_runs
+from autellix_lab.sim.experiment import Sweep, SweepResult, run_sweep
 from autellix_lab.sim.markdown import markdown_table
-from autellix_lab.sim.recorded import Chapter, fit_note, study_parser, study_workloads
+from autellix_lab.sim.recorded import LEAST_PROGRAMS, fit_note, load_programs
 from autellix_lab.sim.table import format_interval
 from autellix_lab.workload.trace import ProgramTrace
 
@@ -68,33 +68,38 @@ def rows_of(title: str, result: SweepResult, study: Study) -> list[tuple[str, ..
 
 
 def run(study: Study, arguments: argparse.Namespace) -> None:
-    """Simulate every workload, and write the results as they come."""
+    """Simulate every workload, and print its tables as they come."""
     titles = ("group", "load", "case", *study.ratios, *study.means)
-    metrics = [*study.ratios.values(), *study.means.values()]
-
-    def chapter(workload: str, programs: Sequence[ProgramTrace], count: int) -> Chapter:
+    for workload in arguments.workloads or study.counts:
+        programs = load_programs(arguments.data, workload, study.fits)
+        count = max(LEAST_PROGRAMS, round(study.counts[workload] * arguments.scale))
         table: list[tuple[str, ...]] = []
-        rows = {}
         for title, whole in study.groups(workload).items():
             group = chosen(whole, arguments.cases)
-            result = run_group(group, study, programs, count, arguments)
-            rows[title] = summarise_runs(result, metrics)
-            table += rows_of(title, result, study)
-        note = f"{count} programs per run, {fit_note(workload, study.fits)}."
-        lines = [f"## {workload}", "", note, "", *markdown_table(titles, table), ""]
-        return Chapter({"groups": rows}, lines)
+            table += rows_of(title, run_group(group, study, programs, count, arguments), study)
+        print(f"## {workload}\n\n{count} programs per run, {fit_note(workload, study.fits)}.\n")
+        print("\n".join(markdown_table(titles, table)), flush=True)
 
-    if not arguments.workloads:
-        arguments.workloads = [*study.counts]
-    study_workloads(arguments, arguments.study, study.counts, chapter, fits=study.fits)
+
+def names(text: str) -> list[str]:
+    """Return names separated by commas."""
+    return text.split(",")
 
 
 def main() -> None:
     """Run a study from the command line."""
-    parser = study_parser(__doc__, (), studies=tuple(STUDIES))
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("study", choices=tuple(STUDIES))
+    parser.add_argument("data", type=Path, help="folder whose public/ has the traces")
+    parser.add_argument("--workloads", type=names, help="default: all of the study")
     parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--loads", type=lambda text: [float(item) for item in text.split(",")])
-    parser.add_argument("--cases", type=lambda text: text.split(","), help="beside the first of each group")
+    parser.add_argument("--cases", type=names, help="beside the first of each group")
+    parser.add_argument("--scale", type=float, default=1.0, help="factor on the programs of a run")
+    parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--costs", type=Path, metavar="FILE", help="swap: what swap_costs.py has written")
     arguments = parser.parse_args()
     run(STUDIES[arguments.study](arguments.costs), arguments)

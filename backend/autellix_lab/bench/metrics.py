@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from autellix_lab.bench.contexts import mean_context_tokens
 from autellix_lab.bench.results import CallResult
 from autellix_lab.workload.describe import longest_chain
 from autellix_lab.workload.statistics import statistics_of
@@ -92,8 +91,7 @@ def summarise(
     errors = [result.error for result in results if result.error is not None]
     return RunSummary(
         metrics=metrics_of(found),
-        totals=_totals(found, answered)
-        | {"context_tokens": mean_context_tokens(programs, arrivals_s, results)},
+        totals=_totals(found, answered),
         programs=len(found),
         lost_calls=len(errors),
         duration_s=max((result.finish_s for result in answered), default=0.0),

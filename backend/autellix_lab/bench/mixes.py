@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from autellix_lab.bench.replay import ReplayJob, replay
 from autellix_lab.bench.results import CallResult
-from autellix_lab.sim.calibrate import FitError, MeasuredCall, PreemptedCall
+from autellix_lab.sim.calibrate import FitError, MeasuredCall
 from autellix_lab.workload.arrivals import all_at_once
 from autellix_lab.workload.trace import CallTrace, ProgramTrace
 
@@ -111,23 +111,6 @@ def measured_calls(mix: str, results: Sequence[CallResult]) -> list[MeasuredCall
     if lost:
         raise FitError(f"{mix}: {len(lost)} of {len(results)} calls were lost: {lost[0]}")
     return [_measured(mix, result) for result in results if not result.receipt_number("preemptions")]
-
-
-def preempted_calls(mix: str, results: Sequence[CallResult]) -> list[PreemptedCall]:
-    """Return the calls of a mix that were preempted, of those that `measured_calls` has checked."""
-    return [
-        PreemptedCall(
-            mix=mix,
-            arrival_step=int(result.receipt_number("arrival_step") or 0),
-            finish_step=int(result.receipt_number("finish_step") or 0),
-            preemptions=int(preemptions),
-            prefill_tokens=result.prompt_tokens - (result.cached_tokens or 0),
-            cached_tokens=result.cached_tokens or 0,
-            output_tokens=result.output_tokens,
-        )
-        for result in results
-        if (preemptions := result.receipt_number("preemptions"))
-    ]
 
 
 def live_player(url: str, model: str, seconds: float) -> Play:

@@ -80,10 +80,6 @@ class LoadComparison:
         pairs = zip(self.of(policy), self.of(self.policies[0]), strict=False)
         return [ratios(run.summary, base.summary) for run, base in pairs]
 
-    def total(self, policy: str, name: str) -> float:
-        """Return the median over rounds of a total."""
-        return median(run.summary.totals[name] for run in self.of(policy))
-
     def cached_share(self, policy: str) -> float:
         """Return the share of all prompt tokens that the policy's runs found in the prefix cache."""
         totals = [run.summary.totals for run in self.of(policy)]

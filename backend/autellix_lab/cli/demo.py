@@ -166,15 +166,15 @@ def _show(
 
 def _panels(found: Sequence[PartComparison]) -> list[Panel]:
     """Return the first load of each part with a title that names what is short."""
-    panels: list[Panel] = []
-    for item in found:
-        load = item.loads[0]
-        ratio = item.context_ratio(load, load.policies[0])
-        title = f"slots short: {load.rho:g} times the work that the engine serves"
-        if ratio is not None:
-            title = f"KV memory scarce: contexts of {ratio:.1f} times the memory"
-        panels.append((title, load))
-    return panels
+    return [
+        (
+            f"slots short: {item.loads[0].rho:g} times the work that the engine serves"
+            if item.part.kv_tokens is None
+            else f"KV memory scarce: {item.part.kv_tokens} tokens",
+            item.loads[0],
+        )
+        for item in found
+    ]
 
 
 @contextlib.contextmanager

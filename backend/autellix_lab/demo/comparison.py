@@ -30,11 +30,6 @@ class PartComparison:
     bounds: tuple[float, ...]
     """Level bounds (s); none if no policy has levels."""
 
-    def context_ratio(self, load: LoadComparison, policy: str) -> float | None:
-        """Return the contexts of the programs alive at once over KV memory; None if memory is ample."""
-        kv_tokens = self.part.kv_tokens
-        return None if kv_tokens is None else load.total(policy, "context_tokens") / kv_tokens
-
 
 def run_parts(
     options: DemoOptions, parts: Iterable[Part], follow: Follow, report_progress: ReportProgress
@@ -103,22 +98,11 @@ def comparison_report(options: DemoOptions, found: Sequence[PartComparison]) -> 
         lines += [line for load in loads for line in losses(load, tolerance=TOLERANCE)]
         for load in loads:
             lines += verdicts(load, goals=GOALS[load.name], tolerance=TOLERANCE)
-        lines += [_memory_line(item, load) for item in found if item.part.kv_tokens for load in item.loads]
     return report_mapping(loads, _setting(options, found)) | {
         "verdicts": lines,
         "lost_calls": lost,
         "errors": sorted({error for summary in summaries for error in summary.errors}),
     }
-
-
-def _memory_line(item: PartComparison, load: LoadComparison) -> str:
-    contexts = [f"{item.context_ratio(load, policy):.1f} ({policy})" for policy in load.policies]
-    hits = [f"{load.cached_share(policy):.0%} ({policy})" for policy in load.policies]
-    return (
-        f"{load.name}: the contexts of the programs alive at once, shared prefixes counted once, are "
-        f"{', '.join(contexts)} times the memory of {item.part.kv_tokens} tokens; "
-        f"found in the KV cache: {', '.join(hits)} of all prompt tokens."
-    )
 
 
 def _launch(
@@ -200,10 +184,6 @@ def _part_setting(item: PartComparison) -> dict[str, Any]:
         "capacity_tokens_per_s": calibration.tokens_per_s,
         "steps_per_s": calibration.steps_per_s,
         "service_per_token_s": calibration.service_per_token_s,
-        "context_ratios": {
-            load.name: {policy: item.context_ratio(load, policy) for policy in load.policies}
-            for load in item.loads
-        },
         "loads": [
             {
                 "name": load.name,

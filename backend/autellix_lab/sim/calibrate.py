@@ -7,8 +7,7 @@ tokens in all, p prefill tokens and a admitted calls in a step, the model predic
 
 A call's receipt holds its last step and its number of steps, so the steps of all calls align. The sum over a
 call's steps is its service time: one linear equation for the five times. The steps in which a preempted call
-ran are not known, so it gives no equation; but others shared their steps with it, evenly between its arrival
-and its end as far as anyone knows.
+ran are not known, so it gives no equation.
 
 They are solved by non-negative least squares. Errors are relative to the mean call of their mix, and every
 mix has the same weight, so that neither many nor short calls outweigh the others.
@@ -76,20 +75,6 @@ class MeasuredCall:
         return self.cached_tokens + self.prefill_tokens + 1 + step - self.first_decode_step
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PreemptedCall:
-    """The engine's report of one call that was preempted, beside those that the model is fitted to."""
-
-    mix: str
-    arrival_step: int
-    finish_step: int
-    preemptions: int
-    prefill_tokens: int
-    """Prompt tokens that were computed at first, without cached tokens."""
-    output_tokens: int
-    cached_tokens: int = 0
-
-
 @dataclass(frozen=True, slots=True)
 class ModelFit:
     """Fitted times and their errors."""
@@ -124,12 +109,8 @@ class ModelFit:
         )
 
 
-def fit_model(calls: Sequence[MeasuredCall], preempted: Sequence[PreemptedCall] = ()) -> ModelFit:
-    """Fit the times of a step to measured calls.
-
-    Args:
-        calls: those that ran without a preemption.
-        preempted: the others, which shared steps with them.
+def fit_model(calls: Sequence[MeasuredCall]) -> ModelFit:
+    """Fit the times of a step to calls that ran without a preemption.
 
     Raises:
         FitError: if a call contradicts itself, or the calls leave a time undetermined.
@@ -140,7 +121,7 @@ def fit_model(calls: Sequence[MeasuredCall], preempted: Sequence[PreemptedCall] 
                 f"a call of {call.mix} with {call.output_tokens} tokens had {call.engine_steps} steps and "
                 f"{call.service_s} s of service; expected a step for each token, and time"
             )
-    rows = _rows(calls, preempted)
+    rows = _rows(calls)
     times = _solve(rows, [call.service_s for call in calls], _weights(calls))
     fitted: dict[str, float] = {}
     measured: dict[str, float] = {}
@@ -158,21 +139,12 @@ def predicted_s(model: EngineModel, calls: Sequence[MeasuredCall]) -> list[float
     return [_product(row, times) for row in _rows(calls)]
 
 
-def _rows(calls: Sequence[MeasuredCall], preempted: Sequence[PreemptedCall] = ()) -> list[Row]:
+def _rows(calls: Sequence[MeasuredCall]) -> list[Row]:
     """Return each call's coefficients: its steps, and the sums over them that the other times multiply."""
     decoding: defaultdict[tuple[str, int], float] = defaultdict(float)
     contexts: defaultdict[tuple[str, int], float] = defaultdict(float)
     prefilling: defaultdict[tuple[str, int], float] = defaultdict(float)
     starting: defaultdict[tuple[str, int], float] = defaultdict(float)
-    for other in preempted:
-        steps = range(other.arrival_step + 1, other.finish_step + 1)
-        mean_context = other.cached_tokens + other.prefill_tokens + other.output_tokens / 2
-        for step in steps:
-            key = (other.mix, step)
-            decoding[key] += other.output_tokens / len(steps)
-            contexts[key] += mean_context * other.output_tokens / len(steps)
-            prefilling[key] += other.prefill_tokens / len(steps)
-            starting[key] += (1 + other.preemptions) / len(steps)
     for call in calls:
         starting[call.mix, call.first_step] += 1
         begin = call.first_decode_step

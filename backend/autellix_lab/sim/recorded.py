@@ -1,15 +1,10 @@
-"""Studies on recorded programs: the programs, the loop over workloads, and its output files."""
+"""The recorded programs of studies, and how they are fitted to an engine."""
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from autellix_lab.workload.fit import NO_GAPS, Fit, GapRule, apply_fit, describe_fit, draw_gaps
 from autellix_lab.workload.heavy_tail import HeavyTail
@@ -43,14 +38,6 @@ FEW_SLOTS = {"coding": 4}
 LEAST_PROGRAMS = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Chapter:
-    """The results of one workload: JSON rows and lines of Markdown."""
-
-    rows: Mapping[str, Any]
-    lines: Sequence[str]
-
-
 def load_programs(data: Path, workload: str, fits: Mapping[str, Fit] = FITS) -> list[ProgramTrace]:
     """Read the programs of a family or a held-out source, and fit them to the engine."""
     if workload == "mixed":
@@ -80,57 +67,3 @@ def fit_note(workload: str, fits: Mapping[str, Fit] = FITS) -> str:
 def with_drawn_gaps(workload: str, programs: Iterable[ProgramTrace]) -> list[ProgramTrace]:
     """Return a family's programs with the gaps of DRAWN_GAPS."""
     return [draw_gaps(program, DRAWN_GAPS[workload]) for program in programs]
-
-
-def study_parser(
-    description: str | None, workloads: Iterable[str], *, studies: Sequence[str] = (), workers: int = 1
-) -> argparse.ArgumentParser:
-    """Return a parser of the arguments of all studies; a study adds its own."""
-    parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    if studies:
-        parser.add_argument("study", choices=studies)
-    parser.add_argument("data", type=Path, help="folder whose public/ has the traces")
-    parser.add_argument("--workloads", type=lambda text: text.split(","), default=list(workloads))
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--scale", type=float, default=1.0, help="factor on the programs of a run")
-    parser.add_argument("--workers", type=int, default=workers)
-    parser.add_argument("--out", type=Path, default=Path("study-results"))
-    return parser
-
-
-def study_workloads(
-    arguments: argparse.Namespace,
-    name: str,
-    counts: Mapping[str, int],
-    chapter_of: Callable[[str, Sequence[ProgramTrace], int], Chapter],
-    *,
-    fits: Mapping[str, Fit] = FITS,
-) -> None:
-    """Study the workloads in turn, and write the results after each.
-
-    Args:
-        arguments: of study_parser().
-        name: of the files.
-        counts: programs in a run by workload, before scaling.
-        chapter_of: studies a workload, given its name, its programs and their number in a run.
-        fits: how programs are fitted to the engine, by workload.
-    """
-    rows: dict[str, Any] = {}
-    lines: list[str] = []
-    for workload in arguments.workloads:
-        started_s = time.perf_counter()
-        count = max(LEAST_PROGRAMS, round(counts[workload] * arguments.scale))
-        chapter = chapter_of(workload, load_programs(arguments.data, workload, fits), count)
-        rows[workload] = {"count": count, "fit": fit_note(workload, fits), **chapter.rows}
-        lines += chapter.lines
-        write_results(arguments.out, name, rows, lines)
-        sys.stderr.write(f"{workload}: {time.perf_counter() - started_s:.0f} s\n")
-
-
-def write_results(folder: Path, name: str, rows: Mapping[str, Any], lines: Sequence[str]) -> None:
-    """Write the results so far, as JSON and as a page of tables."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{name}.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-    (folder / f"{name}-tables.md").write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from autellix_lab.bench.mixes import Mix, measure_mixes, measured_calls, preempted_calls
+from autellix_lab.bench.mixes import Mix, measure_mixes, measured_calls
 from autellix_lab.bench.results import CallResult
 from autellix_lab.sim.calibrate import FitError
 from autellix_lab.workload.trace import ProgramTrace
@@ -47,17 +47,6 @@ def answer(program: str, call: int, preemptions: int = 0) -> CallResult:
         cached_tokens=4,
         receipt=receipt,
     )
-
-
-def test_preempted_calls_are_apart() -> None:
-    """Their steps are not in a row."""
-    results = [answer("a", 0), answer("b", 0, preemptions=1)]
-    (found,) = measured_calls("m", results)
-    (other,) = preempted_calls("m", results)
-
-    assert (found.first_step, found.prefill_steps, found.prefill_tokens) == (8, 1, 16)
-    assert (other.arrival_step, other.finish_step, other.preemptions) == (2, 10, 1)
-    assert (other.prefill_tokens, other.cached_tokens, other.output_tokens) == (16, 4, 3)
 
 
 def test_mixes_are_as_long_as_their_share_of_the_time() -> None:

@@ -123,25 +123,15 @@ def test_policies_with_levels_get_bounds_and_beta(options: DemoOptions) -> None:
     assert "bounds" not in FakeBackend.settings["ample-fcfs"]["scheduler"]
 
 
-def test_the_report_states_contexts_over_memory_and_cache_hits(options: DemoOptions) -> None:
+def test_the_report_has_every_load_of_both_parts(options: DemoOptions) -> None:
     report = comparison_report(options, play(options))
 
-    ample, short = report["setting"]["parts"]
-    assert ample["context_ratios"] == {
-        name: {"fcfs": None, "boost": None} for name in ("saturation", "below saturation")
-    }
-    ratio = short["context_ratios"]["scarce KV memory"]["fcfs"]
-    assert 0 < ratio < 4
+    assert [part["name"] for part in report["setting"]["parts"]] == ["ample", "short"]
     assert [load["name"] for load in report["loads"]] == [
         "saturation",
         "below saturation",
         "scarce KV memory",
     ]
-    last = report["verdicts"][-1]
-    assert (
-        f"are {ratio:.1f} (fcfs), {ratio:.1f} (boost) times the memory of {short['kv_tokens']} tokens" in last
-    )
-    assert "of all prompt tokens" in last
 
 
 def test_losses_come_before_goals(options: DemoOptions, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,7 +36,5 @@ def test_the_demo_compares_two_policies(tmp_path: Path, capsys: pytest.CaptureFi
         fcfs, boost = ({o["program"]: o["output_tokens"] for o in run["outcomes"]} for run in load["runs"])
         assert fcfs == boost
         assert "token_latency_steps" in load["ratios"]["boost"]
-    ratios = short["context_ratios"]["scarce KV memory"]
-    assert all(ratio > 0 for ratio in ratios.values())
     assert report["verdicts"]
     assert (tmp_path / "comparison.png").read_bytes().startswith(b"\x89PNG")

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from autellix_lab.sim.calibrate import FitError, MeasuredCall, PreemptedCall, fit_model, predicted_s
+from autellix_lab.sim.calibrate import FitError, MeasuredCall, fit_model, predicted_s
 from autellix_lab.sim.model import EngineModel
 
 MODEL = EngineModel(step_s=0.012, decode_s=0.0007, prefill_s=0.00009, call_s=0.004)
@@ -102,32 +102,6 @@ def test_a_step_reads_the_prompt_and_the_answer_so_far() -> None:
     item = replace(call("m", 1, 3, 20), cached_tokens=10)
     extra_s = predicted_s(model, [item])[0] - predicted_s(MODEL, [item])[0]
     assert extra_s == pytest.approx(0.001 * (31 + 32))
-
-
-def test_preempted_calls_share_the_steps_of_others() -> None:
-    """A third of the calls are known only by when they came and ended; what they cost is not the others'."""
-    rng = random.Random(1)
-    calls = [call("m", rng.randrange(500), rng.randrange(5, 60), rng.randrange(20, 600)) for _ in range(90)]
-    charged = measured([*calls, *alone(), *prompts()])
-    known = [item for item in charged if item.mix != "m" or item not in charged[:30]]
-    preempted = [
-        PreemptedCall(
-            mix="m",
-            arrival_step=item.first_step - 1,
-            finish_step=item.finish_step,
-            preemptions=0,
-            prefill_tokens=item.prefill_tokens,
-            output_tokens=item.output_tokens,
-        )
-        for item in charged
-        if item not in known
-    ]
-    assert len(preempted) == 30
-
-    found = fit_model(known, preempted)
-    expected = (MODEL.step_s, MODEL.decode_s, MODEL.prefill_s)
-    assert (found.step_s, found.decode_s, found.prefill_s) == pytest.approx(expected, rel=0.2)
-    assert fit_model(known).decode_s < 0.5 * MODEL.decode_s
 
 
 def test_the_fit_tolerates_noise() -> None:
