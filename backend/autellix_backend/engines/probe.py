@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import re
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import aiohttp
+from prometheus_client.parser import text_string_to_metric_families
 
 from autellix_backend.engines.base import EngineKind, Health
 
@@ -21,11 +22,8 @@ VLLM_PATH = "/version"
 VLLM_FIELD = "version"
 METRICS_PATH = "/metrics"
 MODELS_PATH = "/v1/models"
-# vLLM states the configuration of its cache in the labels of a metric.
-_CACHE_CONFIG = re.compile(r"^vllm:cache_config_info\{(.*)\}", re.MULTILINE)
-_BLOCKS = re.compile(r'\bnum_gpu_blocks="(\d+)"')
-_BLOCK_TOKENS = re.compile(r'\bblock_size="(\d+)"')
-_ENGINE = re.compile(r'\bengine="(\d+)"')
+CACHE_CONFIG = "vllm:cache_config_info"
+"""The metric in whose labels vLLM states the configuration of its cache."""
 MAX_RANKS = 256
 
 
@@ -99,21 +97,21 @@ async def read_cache(base_url: str, timeout_s: float, authorization: str | None 
             _client(timeout_s, authorization) as client,
             client.get(base_url + METRICS_PATH, allow_redirects=False) as response,
         ):
-            text = await response.text() if response.status == 200 else ""
+            return _cache_in(await response.text() if response.status == 200 else "")
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
         return CacheFacts()
-    return _cache_in(text)
 
 
 def _cache_in(metrics: str) -> CacheFacts:
-    labels = _CACHE_CONFIG.findall(metrics)
-    if not labels:
+    lines = "\n".join(line for line in metrics.splitlines() if line.startswith(CACHE_CONFIG))
+    found = [each.labels for family in text_string_to_metric_families(lines) for each in family.samples]
+    if not found:
         return CacheFacts()
-    engines = {engine for each in labels for engine in _ENGINE.findall(each)}
-    ranks = min(max(1, len(engines)), MAX_RANKS)
-    blocks, block_tokens = _BLOCKS.search(labels[0]), _BLOCK_TOKENS.search(labels[0])
-    tokens = int(blocks[1]) * int(block_tokens[1]) if blocks and block_tokens else None
-    return CacheFacts(tokens=tokens, ranks=ranks)
+    sizes = [found[0].get(name, "") for name in ("num_gpu_blocks", "block_size")]
+    return CacheFacts(
+        tokens=math.prod(map(int, sizes)) if all(map(str.isdecimal, sizes)) else None,
+        ranks=min(len({labels.get("engine") for labels in found}), MAX_RANKS),
+    )
 
 
 async def _object_at(client: aiohttp.ClientSession, url: str) -> Mapping[str, object]:
