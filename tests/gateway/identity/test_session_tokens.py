@@ -6,6 +6,7 @@ import asyncio
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from tests.gateway.conftest import CHAT, HELLO, Rig, Serve
@@ -58,11 +59,6 @@ async def call(rig: Rig, **named: Any) -> tuple[int, dict[str, Any], Any]:
         return answer.status, await answer.json(), answer.headers
 
 
-def waits_for_start(rig: Rig, session: str) -> bool:
-    """Return whether a call without a token is at the gateway, and waits for its session's start."""
-    return session in rig.app.state.components.tokens.running._waiting
-
-
 def run(serve: Serve, use: Any, **settings: Any) -> None:
     async def main() -> None:
         async with serve(**settings) as rig:
@@ -103,8 +99,17 @@ def test_first_call_of_a_session_needs_no_token_yet(serve: Serve, monkeypatch: p
     monkeypatch.setattr(running_sessions, "START_WINDOW_S", PATIENCE_S)
 
     async def use(rig: Rig) -> None:
-        first = asyncio.create_task(call(rig, session="mine"))
-        await until(lambda: waits_for_start(rig, "mine"))
+        asked: list[str] = []
+        owner = rig.store.session_owner
+
+        async def noted(session_id: str) -> str | None:
+            asked.append(session_id)
+            return await owner(session_id)
+
+        with patch.object(rig.store, "session_owner", noted):
+            first = asyncio.create_task(call(rig, session="mine"))
+            # Again and again: it waits.
+            await until(lambda: len(asked) > 2)
         assert not first.done()
         await start(rig, "mine")
         assert (await first)[0] == 200

@@ -189,7 +189,7 @@ class Exchange:
         call, args = self.call, dict[str, str | float]()
         if call.dialect.takes_identity:
             self.ended = handle.ended.on_sent(call.start.program_id)
-            args = self.arguments.of(call, self.ended, is_linked=handle.link is not None)
+            args = self.arguments.of(call, self.ended)
         return engine_request(call, handle.engine.kind, args)
 
     async def _check_repeat(self, error: EngineUnavailableError) -> None:

@@ -82,13 +82,12 @@ class EngineArguments:
         self._gateway_id = gateway_id
         self._clock = clock
 
-    def of(self, call: GatewayCall, ended: Sequence[str], *, is_linked: bool) -> dict[str, str | float]:
+    def of(self, call: GatewayCall, ended: Sequence[str]) -> dict[str, str | float]:
         """Return the arguments of a call.
 
         Args:
             call: The call.
             ended: Programs that the engine knows and that have ended.
-            is_linked: Whether the engine may report over the network, and so to several gateways.
         """
         tenant, inherited = call.tenant, call.inherited
         args: dict[str, str | float] = {
@@ -107,8 +106,7 @@ class EngineArguments:
             args[engine_args.WEIGHT] = tenant.weight
         if call.ends_program:
             args[engine_args.LAST] = 1
-        if is_linked:
-            args[engine_args.GATEWAY] = self._gateway_id
+        args[engine_args.GATEWAY] = self._gateway_id
         if self._has_boost:
             args |= self._boost_args(call)
         if self._has_classes and call.arrival.class_name:
