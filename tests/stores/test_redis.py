@@ -14,7 +14,7 @@ from tests.stores.tables import LEASE_S, SESSION_TTL_S, Table, all_programs, che
 
 from autellix_backend.core.errors import UnknownCallError
 from autellix_backend.core.estimate import LEAST_PROGRAMS
-from autellix_backend.stores.base import Counts, Reaped
+from autellix_backend.stores.base import Counts, ProgramEnd, Reaped
 from autellix_backend.stores.redis import MAX_NAMES, MAX_REAPED
 from autellix_backend.stores.redis_scripts import NotMemberError
 from autellix_backend.stores.table_clock import TableClock
@@ -97,6 +97,23 @@ async def test_other_gateways_receive_ends_and_learn_from_them(shared: Table) ->
     await other.reap(3.0)
     assert heard == names
     assert (await other.begin(start("k", "q", name="chat"), 3.0)).expected_s == 4.0
+
+
+async def test_a_new_gateway_reads_the_latest_ends(shared: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autellix_backend.stores.redis.MAX_REAPED", 2)
+    one = await shared.open()
+    heard: list[ProgramEnd] = []
+    one.subscribe(heard.append)
+    for number in range(4):
+        await one.begin(start("k", f"p{number}", class_id="/chat"), 0.0)
+        await one.settle(end("k", 1.0, program=f"p{number}", output_tokens=1, is_final=True), 1.0)
+    other = await shared.open()
+    assert await other.recent_ends() == heard
+    assert len(heard) == 4
+    # What ends from then on is published.
+    await one.begin(start("k", "later"), 2.0)
+    await one.settle(end("k", 1.0, program="later", is_final=True), 2.0)
+    assert await other.recent_ends() == heard[:-1]
 
 
 async def test_scripts_that_the_server_lost_are_sent_again(shared: Table, redis_server: RedisServer) -> None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
 from autellix_backend.cli.options import add_setting_options, layer_from_args
+from autellix_backend.cli.program_table import make_console
 from autellix_backend.settings import (
     Layer,
     SettingsError,
@@ -52,8 +51,7 @@ def _show(args: argparse.Namespace) -> int:
     table = Table("setting", "value", "source", box=None, pad_edge=False)
     for name, entry in shown.items():
         table.add_row(name, json.dumps(entry["value"]), str(entry["source"]))
-    # A pipe gets whole values, not lines cut to a terminal's width.
-    Console(file=sys.stdout, width=None if sys.stdout.isatty() else 500, highlight=False).print(table)
+    make_console(500).print(table)
     return 0
 
 

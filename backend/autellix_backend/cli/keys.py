@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import os
 import re
-import tempfile
 from pathlib import Path
 
 from rich.table import Table
@@ -106,16 +104,12 @@ def _file(args: argparse.Namespace) -> Path:
 
 
 def _replace(path: Path, text: str) -> None:
-    """Replace a file atomically, and keep its permissions."""
-    with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, delete=False) as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    new = Path(file.name)
+    """Replace a file at once, and keep its permissions."""
+    new = path.with_name(f"{path.name}.new")
     try:
+        new.write_text(text, encoding="utf-8")
         read_tenants(new, TenantLimits())
         new.chmod(path.stat().st_mode)
         new.replace(path)
-    except BaseException:
-        new.unlink()
-        raise
+    finally:
+        new.unlink(missing_ok=True)

@@ -28,10 +28,10 @@ def add_wide_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--wide", action="store_true", help="all columns")
 
 
-def make_console() -> Console:
-    """Return a console that cuts no lines in a file or a pipe."""
-    console = Console()
-    return console if console.is_terminal else Console(width=PLAIN_WIDTH)
+def make_console(plain_width: int = PLAIN_WIDTH) -> Console:
+    """Return a console that cuts no lines of this width in a file or a pipe."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(width=plain_width, highlight=False)
 
 
 def program_table(programs: Iterable[Shown], *, has_more: bool, is_wide: bool = False) -> Table:

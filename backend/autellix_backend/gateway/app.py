@@ -124,6 +124,8 @@ async def _lifespan(components: Components, _app: FastAPI) -> AsyncIterator[None
             stack.push_async_callback(asyncio.to_thread, components.call_log.close, CLOSE_TIMEOUT_S)
         await components.store.open()
         stack.push_async_callback(components.store.close)
+        for end in await components.store.recent_ends():
+            components.classes.on_program_ended(end)
         components.pool.open()
         stack.push_async_callback(components.pool.close)
         reaper = asyncio.create_task(_reap(components))

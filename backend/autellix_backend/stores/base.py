@@ -265,6 +265,10 @@ class ProgramStore(Protocol):
     async def counts(self) -> Counts:
         """Return how much the store holds."""
 
+    async def recent_ends(self) -> list[ProgramEnd]:
+        """Return the programs that ended before this gateway started, as far as the store remembers them."""
+        ...
+
     def subscribe(self, on_end: Callable[[ProgramEnd], None]) -> None:
         """Call `on_end` with each program that ends, once, when its last running call has ended.
 

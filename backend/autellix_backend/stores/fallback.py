@@ -168,7 +168,7 @@ class FallbackStore(EndFeed):
     async def program(self, program_id: str) -> ProgramView | None:
         """Return one program with its calls."""
         found = await self._ask(lambda store: store.program(program_id))
-        return self._memory.view(program_id) if found is None else found
+        return await self._memory.program(program_id) if found is None else found
 
     async def page(
         self, *, prefix: str = "", is_active: bool | None = None, after: str | None = None, limit: int
@@ -181,6 +181,10 @@ class FallbackStore(EndFeed):
     async def counts(self) -> Counts:
         """Count programs, sessions and running calls."""
         return await self._ask(lambda store: store.counts())
+
+    async def recent_ends(self) -> list[ProgramEnd]:
+        """Return the latest ends of the shared table, none if it cannot be used."""
+        return await self._ask(lambda store: store.recent_ends())
 
     async def _ask(self, ask: Callable[[RedisStore | MemoryStore], Awaitable[T]]) -> T:
         """Return the answer of the shared table, or that of memory."""

@@ -35,7 +35,7 @@ from autellix_backend.stores.base import (
 )
 from autellix_backend.stores.listing import ListingPlace
 from autellix_backend.stores.memory import HISTORY_CALLS, MAX_FLAGS
-from autellix_backend.stores.redis_ends import EndStream
+from autellix_backend.stores.redis_ends import NO_EVENT, EndStream, decode_end
 from autellix_backend.stores.redis_records import (
     KnownProgram,
     decode_view,
@@ -271,6 +271,17 @@ class RedisStore:
         """Count programs, sessions and running calls."""
         programs, sessions, active_calls = await self._scripts.run("counts", self._gateway)
         return Counts(programs=programs, sessions=sessions, active_calls=active_calls)
+
+    async def recent_ends(self) -> list[ProgramEnd]:
+        """Return the latest programs that ended before this gateway joined, oldest first."""
+        ends: list[ProgramEnd] = []
+        after, is_full = NO_EVENT.encode(), True
+        while is_full:
+            events = await self._scripts.run("ends", self._gateway, after, self._ends.last_event, MAX_REAPED)
+            ends += [decode_end(*fields[1::2]) for _, fields in events]
+            is_full = len(events) == MAX_REAPED
+            after = events[-1][0] if events else after
+        return ends
 
     def subscribe(self, on_end: Callable[[ProgramEnd], None]) -> None:
         """Publish the ends of programs, whichever gateway ended them."""

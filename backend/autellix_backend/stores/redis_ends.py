@@ -9,13 +9,15 @@ from autellix_backend.core.estimate import SizeEstimator
 from autellix_backend.stores.base import ProgramEnd, program_work, tenant_of
 from autellix_backend.stores.ends import EndFeed
 
+NO_EVENT = "0-0"
+
 
 class EndStream(EndFeed):
     """Publishes each end once, whether the answer to an operation or the reaper's reading brings it first."""
 
     def __init__(self, estimator: SizeEstimator) -> None:
         super().__init__()
-        self.last_event = "0-0"
+        self.last_event = NO_EVENT
         """The latest entry that the reaper has read."""
         self._estimator = estimator
         self._published: set[bytes] = set()
@@ -46,10 +48,10 @@ class EndStream(EndFeed):
         _, name, service_s, finished, class_id, *_ = values
         if finished and name:
             self._estimator.observe_program(tenant_of(class_id.decode()), name.decode(), float(service_s))
-        self.publish(_decode_end(*values))
+        self.publish(decode_end(*values))
 
 
-def _decode_end(program_id: bytes, *values: bytes) -> ProgramEnd:
+def decode_end(program_id: bytes, *values: bytes) -> ProgramEnd:
     """Return the end that the script `drop` describes; what the program does not have is empty."""
     _, _, _, class_id, *counts = values
     prompt_tokens, cached_tokens, output_tokens = (int(count or 0) for count in counts)
