@@ -84,7 +84,7 @@ class Components:
         self.tracer = make_tracer(observe.otlp_endpoint, os.environ)
         self.genai_metrics = make_genai_metrics(observe.otlp_endpoint, os.environ)
         self.classes = ProgramClasses()
-        self.history = ProgramHistory(observe.history_programs, clock=clock)
+        self.history = ProgramHistory(clock=clock)
         readers_of_usage = (self.call_log, self.limiter, self.tracer, self.genai_metrics)
         self.registry = CallRegistry(
             self.store,
@@ -130,11 +130,10 @@ class Components:
                 registry.subscribe(on_settled=exporter.take)
         if self.limiter is not None:
             registry.subscribe(on_settled=self.limiter.on_call_settled)
-        if self.settings.observe.history_programs:
-            registry.subscribe(on_begun=history.on_call_begun, on_settled=history.on_call_settled)
-            history.subscribe(self._observe_program)
-            if self.tracer is not None:
-                registry.subscribe(on_begun=self._begin_trace)
+        registry.subscribe(on_begun=history.on_call_begun, on_settled=history.on_call_settled)
+        history.subscribe(self._observe_program)
+        if self.tracer is not None:
+            registry.subscribe(on_begun=self._begin_trace)
         registry.subscribe(on_begun=self.feed.on_call_begun, on_settled=self.feed.on_call_settled)
         registry.subscribe(on_settled=self.router.on_call_settled)
         self.store.subscribe(self._on_program_ended)

@@ -225,9 +225,6 @@ class ObserveSettings:
     `OTEL_EXPORTER_OTLP_METRICS_ENDPOINT`"""
     program_names: Names = ()
     """names of programs that have [metrics](metrics.md#programs) of their own; others count as `other`"""
-    history_programs: Annotated[NonNegativeInt, FIXED] = 1000
-    """ended programs that `ps --all`, `why` and the API still know, with their calls, for a day; 0 keeps
-    none"""
 
 
 @section("store")

@@ -11,6 +11,8 @@ from operator import attrgetter
 from autellix_backend.gateway.calls.call import GatewayCall
 from autellix_backend.observe.settled_call import SettledCall
 
+MAX_PROGRAMS = 1000
+"""Ended programs that `ps --all`, `why` and the API still know, with their calls."""
 MAX_AGE_S = 86_400.0
 MAX_BYTES = 64 * 2**20
 """Approximate bound of its memory, calls of living programs included."""
@@ -75,7 +77,7 @@ class ProgramHistory:
 
     def __init__(
         self,
-        max_programs: int,
+        max_programs: int = MAX_PROGRAMS,
         *,
         max_age_s: float = MAX_AGE_S,
         max_bytes: int = MAX_BYTES,
