@@ -276,6 +276,11 @@ async def test_programs_are_listed_in_pages(table: Table, monkeypatch: pytest.Mo
             cursor, pages = page.cursor, pages + 1
             assert pages < 50
         assert found == [name for name in expected if name.startswith(prefix)]
+    for is_active in (True, False):
+        rows = await all_programs(store, is_active=is_active)
+        assert [view.program_id for view in rows] == [
+            name for name in names if (name in idle) is not is_active
+        ]
     with pytest.raises(ValueError, match="cursor of an earlier page"):
         await store.page(after="nonsense", limit=1)
 

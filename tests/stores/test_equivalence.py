@@ -147,19 +147,3 @@ async def test_every_field_of_a_view_is_restored(table: Table) -> None:
 def unused_fields(view: object, kind: Any) -> set[str]:
     """Return the fields that are empty or zero, and so would not show if they were forgotten."""
     return {field.name for field in msgspec.structs.fields(kind) if not getattr(view, field.name)}
-
-
-async def test_programs_are_listed_with_the_busy_ones_first(table: Table) -> None:
-    store = await table.open()
-    for number, name in enumerate(["x/1", "x/2", "y/1", "x/3"]):
-        await store.begin(start(name, name), float(number))
-    await store.settle(end("x/1", 1.0, program="x/1"), 5.0)
-
-    async def listed(**options: Any) -> list[str]:
-        return [view.program_id for view in await all_programs(store, **options)]
-
-    assert await listed() == ["x/2", "y/1", "x/3", "x/1"]
-    assert await listed(prefix="x/") == ["x/2", "x/3", "x/1"]
-    assert await listed(prefix="x/", limit=1) == ["x/2"]
-    assert await listed(is_active=False) == ["x/1"]
-    assert await listed(is_active=True, limit=2) == ["x/2", "y/1"]
