@@ -116,24 +116,12 @@ def simulated(
 def part_of(workload: str, args: argparse.Namespace) -> Part:
     """Return a workload as a part of the demo."""
     options = DemoOptions(
-        policies=args.policies,
         workload="mixed" if workload == "tools" else workload,
-        trace=None,
         programs=args.programs,
         tool_programs=args.programs,
-        length_scale=0.25,
-        tree_scale=0.2,
         rho=args.rho,
-        low_rho=0.3,
         kv_rho=args.kv_rho,
-        kv_blocks=180,
-        rounds=1,
-        max_num_seqs=ENGINE.max_num_seqs,
-        beta=16.0,
-        calibration_tokens=0,
         seed=args.seed,
-        model="demo",
-        out=Path(),
     )
     ample, short = demo_parts(options)
     return short if workload == "tools" else ample

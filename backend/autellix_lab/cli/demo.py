@@ -6,10 +6,9 @@ import argparse
 import contextlib
 import dataclasses
 import json
-import math
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -22,7 +21,7 @@ from autellix_lab.bench.backend import BackendError
 from autellix_lab.bench.calibrate import CalibrationError
 from autellix_lab.bench.replay import ReplayError
 from autellix_lab.bench.report import check_plotting, comparison_table, write_json
-from autellix_lab.cli.arguments import InputError, add_tree_scale
+from autellix_lab.cli.arguments import InputError
 from autellix_lab.cli.console import lab_extra, progress_bars
 from autellix_lab.demo.comparison import PartComparison, comparison_report, run_parts
 from autellix_lab.demo.parts import BLOCK_TOKENS, MAX_TOOL_CONTEXT_TOKENS, DemoOptions, demo_parts
@@ -30,93 +29,43 @@ from autellix_lab.demo.picture import Panel, write_picture
 from autellix_lab.workload.generate import WORKLOADS
 from autellix_lab.workload.trace import TraceError
 
-POLICIES = ("fcfs", "boost")
 QUICK_PROGRAMS, QUICK_TOOL_PROGRAMS = 9, 24
 QUICK_CALIBRATION_TOKENS = 2000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
-    add = parser.add_argument
-    add(
-        "--workload",
-        choices=WORKLOADS,
-        default="mixed",
-        help="kind of the first part's programs (default: mixed)",
-    )
-    add(
-        "--trace",
-        type=Path,
-        metavar="FILE",
-        help="play the programs of a .jsonl or .jsonl.gz trace in the first part",
-    )
-    add(
-        "--programs", type=count, default=39, metavar="N", help="programs per run at saturation (default: 39)"
-    )
-    add(
-        "--tool-programs",
-        type=count,
-        default=40,
-        metavar="N",
-        help="programs per run where KV memory is scarce (default: 40)",
-    )
-    add(
-        "--length-scale",
-        type=above_zero,
-        default=0.25,
-        metavar="X",
-        help="factor on all lengths (default: 0.25)",
-    )
-    add_tree_scale(parser, default=0.2)
-    add("--rho", type=above_zero, default=2.0, help="offered load at saturation (default: 2)")
-    add("--low-rho", type=above_zero, default=0.3, help="offered load below saturation (default: 0.3)")
-    add(
-        "--kv-rho",
-        type=above_zero,
-        default=1.0,
-        help="offered load where KV memory is scarce, over what fits into it at once (default: 1)",
-    )
-    add(
-        "--kv-blocks",
-        type=_kv_blocks,
-        default=180,
-        metavar="N",
-        help=f"blocks of {BLOCK_TOKENS} tokens where KV memory is scarce (default: 180)",
-    )
-    add("--rounds", type=count, default=3, metavar="N", help="times each policy has its turn (default: 3)")
-    add(
-        "--policies",
-        type=_policies,
-        default=POLICIES,
-        help="first is the baseline; boost comes with working-set admission (default: fcfs,boost)",
-    )
-    add("--max-num-seqs", type=count, default=8, metavar="N", help="the engine's batch size (default: 8)")
-    add(
-        "--beta",
-        type=_beta,
-        default=16.0,
-        help="starvation threshold of policies with levels, wait over service (default: 16)",
-    )
-    add("--calibration-tokens", type=count, default=6000, metavar="N", help=argparse.SUPPRESS)
-    add("--seed", type=int, default=0, help="of programs and arrivals (default: 0)")
-    add("--model", default="demo", help="model to serve (default: the generated demo model)")
-    add(
-        "--out",
-        type=Path,
-        default=Path("demo-results"),
-        metavar="DIR",
-        help="results (default: demo-results)",
-    )
-    add("--json", action="store_true", help="print the report as JSON instead of tables")
-    add(
-        "--quick", action="store_true", help="one short round of both parts, as a check and not a measurement"
-    )
+    """Declare the command's arguments: some of the fields of DemoOptions, with its defaults."""
+    usual = DemoOptions()
+
+    def add(name: str, kind: Callable[[str], Any], text: str, **more: Any) -> None:
+        default = getattr(usual, name.strip("-").replace("-", "_"))
+        shown = ",".join(default) if isinstance(default, tuple) else default
+        text += "" if default is None else f" (default: {shown})"
+        parser.add_argument(name, type=kind, default=default, help=text, **more)
+
+    add("--workload", str, "kind of the first part's programs", choices=WORKLOADS)
+    add("--trace", Path, "play the programs of a .jsonl or .jsonl.gz trace in the first part", metavar="FILE")
+    add("--programs", count, "programs per run at saturation", metavar="N")
+    add("--tool-programs", count, "programs per run where KV memory is scarce", metavar="N")
+    add("--length-scale", above_zero, "factor on all lengths", metavar="X")
+    add("--rho", above_zero, "offered load at saturation")
+    blocks = f"blocks of {BLOCK_TOKENS} tokens where KV memory is scarce"
+    add("--kv-blocks", _kv_blocks, blocks, metavar="N")
+    add("--rounds", count, "times each policy has its turn", metavar="N")
+    add("--policies", _policies, "first is the baseline; boost comes with working-set admission")
+    add("--max-num-seqs", count, "the engine's batch size", metavar="N")
+    add("--seed", int, "of programs and arrivals")
+    add("--model", str, "model to serve; demo is generated")
+    add("--out", Path, "results", metavar="DIR")
+    quick = "one short round of both parts, as a check and not a measurement"
+    parser.add_argument("--quick", action="store_true", help=quick)
+    parser.add_argument("--json", action="store_true", help="print the report as JSON instead of tables")
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the demo; 0 if no call was lost, 1 if any was or a part failed, 2 for a bad argument."""
     console = Console(stderr=args.json)
-    options = _options(args)
+    options = options_of(args)
     try:
         with lab_extra("comparison.png"):
             check_plotting()
@@ -136,13 +85,19 @@ def run(args: argparse.Namespace) -> int:
     return _show(args, found, report, console)
 
 
-def _options(args: argparse.Namespace) -> DemoOptions:
-    values = {field.name: getattr(args, field.name) for field in dataclasses.fields(DemoOptions)}
-    if args.quick:
-        values["programs"], values["rounds"] = min(args.programs, QUICK_PROGRAMS), 1
-        values["tool_programs"] = min(args.tool_programs, QUICK_TOOL_PROGRAMS)
-        values["calibration_tokens"] = min(args.calibration_tokens, QUICK_CALIBRATION_TOKENS)
-    return DemoOptions(**values)
+def options_of(args: argparse.Namespace) -> DemoOptions:
+    """Return the demo's options; `--quick` plays fewer programs, once."""
+    names = {field.name for field in dataclasses.fields(DemoOptions)}
+    options = DemoOptions(**{name: value for name, value in vars(args).items() if name in names})
+    if not args.quick:
+        return options
+    return dataclasses.replace(
+        options,
+        rounds=1,
+        programs=min(args.programs, QUICK_PROGRAMS),
+        tool_programs=min(args.tool_programs, QUICK_TOOL_PROGRAMS),
+        calibration_tokens=QUICK_CALIBRATION_TOKENS,
+    )
 
 
 def _show(
@@ -189,10 +144,6 @@ def _sigterm_interrupts() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, previous)
-
-
-def _beta(text: str) -> float:
-    return math.inf if text == "inf" else above_zero(text)
 
 
 def _kv_blocks(text: str) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ from autellix_lab.sim.experiment import Sweep, SweepResult, run_sweep
 from autellix_lab.sim.figures.base import Figure
 from autellix_lab.sim.figures.catalogue import FIGURES
 from autellix_lab.sim.figures.drawing import draw
-from autellix_lab.sim.figures.page import page, report
+from autellix_lab.sim.figures.page import page
 from autellix_lab.sim.figures.pools import MAX_CONTEXT_TOKENS, TRACE_FILES, generated_pools, read_pools
 from autellix_lab.sim.figures.study import Study
 
@@ -45,7 +44,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="processes (default: all cores)",
     )
     add("--out", type=Path, default=Path("paper-results"), metavar="DIR", help="(default paper-results)")
-    add("--json", action="store_true", help="print the numbers as JSON instead of the page")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -62,10 +60,8 @@ def run(args: argparse.Namespace) -> int:
             shown = page(figures, study, source, _draw_all(figures, args.out))
     except ValueError as error:
         raise InputError(str(error)) from error
-    numbers = json.dumps(report(figures, study, source))
     (args.out / "paper.md").write_text(shown, encoding="utf-8")
-    (args.out / "paper" / "results.json").write_text(numbers + "\n", encoding="utf-8")
-    print(numbers if args.json else shown)
+    print(shown)
     return 0
 
 

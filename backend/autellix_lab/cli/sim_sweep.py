@@ -6,7 +6,7 @@ import argparse
 import json
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rich.table import Table
@@ -34,7 +34,6 @@ from autellix_lab.sim.sweep_plot import write_sweep_plot
 from autellix_lab.sim.table import (
     LATENCY,
     RATIO_METRICS,
-    EqualLatency,
     equal_latency,
     format_interval,
     has_no_queue,
@@ -42,6 +41,7 @@ from autellix_lab.sim.table import (
     ratio_rows,
     sweep_report,
 )
+from autellix_lab.workload.statistics import Interval
 from autellix_lab.workload.trace import ProgramTrace
 
 POLICIES = ("fcfs", "mlfq", "plas", "atlas", "hinted", "srpt")
@@ -112,7 +112,7 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(str(error)) from error
     wall_s = time.perf_counter() - started_s
     baseline = args.policies[0]
-    equal = equal_latency(result, baseline, latency_s=args.at_latency) if len(sweep.loads) > 1 else []
+    equal = equal_latency(result, baseline, latency_s=args.at_latency) if len(sweep.loads) > 1 else {}
     report = {
         "setting": describe_settings(args, base) | {"pool": len(pool), "programs": sweep.count},
         **sweep_report(result, baseline, equal, args.at_latency),
@@ -182,31 +182,18 @@ def _ratio_table(result: SweepResult, baseline: str) -> Table:
 
 
 def _equal_lines(
-    args: argparse.Namespace, result: SweepResult, rows: Sequence[EqualLatency]
+    args: argparse.Namespace, result: SweepResult, rows: Mapping[str, Interval | None]
 ) -> Iterator[str]:
     if not rows:
         return
-    loads = result.loads
+    load = nearest_load(result.loads)
+    wanted_s = args.at_latency or result.interval(args.policies[0], load, LATENCY).mean
+    wanted = f"{wanted_s * 1000:.4g} ms a token"
     if args.at_latency is None:
-        load = nearest_load(loads)
-        wanted_s = result.interval(args.policies[0], load, LATENCY).mean
-        wanted = f"that of {args.policies[0]} at load {load:g}, {wanted_s * 1000:.4g} ms a token"
-    else:
-        wanted = f"{args.at_latency * 1000:.4g} ms a token"
+        wanted = f"that of {args.policies[0]} at load {load:g}, {wanted}"
     yield f"load at which the mean token latency is {wanted} (interpolated):"
-    for row in rows:
-        yield f"  {row.case:12} {_shown_load(row, args.seeds, loads)}"
-
-
-def _shown_load(row: EqualLatency, seeds: int, loads: Sequence[float]) -> str:
-    if row.load is not None:
-        return format_interval(row.load)
-    causes = []
-    if row.above:
-        causes.append(f"above {loads[-1]:g} in {row.above} of {seeds} seeds")
-    if row.below:
-        causes.append(f"below {loads[0]:g} in {row.below} of {seeds} seeds")
-    return f"outside the measured range: {', '.join(causes)}"
+    for case, found in rows.items():
+        yield f"  {case:12} {'outside the measured range' if found is None else format_interval(found)}"
 
 
 def _notes(args: argparse.Namespace, result: SweepResult) -> list[str]:

@@ -52,25 +52,25 @@ GOALS: Mapping[str, Goals] = {
 class DemoOptions:
     """The demo's programs and settings."""
 
-    policies: Sequence[str]
+    policies: Sequence[str] = ("fcfs", "boost")
     """The first is the baseline."""
-    workload: str
-    trace: Path | None
-    programs: int
-    tool_programs: int
-    length_scale: float
-    tree_scale: float
-    rho: float
-    low_rho: float
-    kv_rho: float
-    kv_blocks: int
-    rounds: int
-    max_num_seqs: int
-    beta: float
-    calibration_tokens: int
-    seed: int
-    model: str
-    out: Path
+    workload: str = "mixed"
+    trace: Path | None = None
+    programs: int = 39
+    tool_programs: int = 40
+    length_scale: float = 0.25
+    tree_scale: float = 0.2
+    rho: float = 2.0
+    low_rho: float = 0.3
+    kv_rho: float = 1.0
+    kv_blocks: int = 180
+    rounds: int = 3
+    max_num_seqs: int = 8
+    beta: float = 16.0
+    calibration_tokens: int = 6000
+    seed: int = 0
+    model: str = "demo"
+    out: Path = Path("demo-results")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -116,26 +116,20 @@ def simulate(
     return _Simulation(settings, on_program, log).run([arrivals])
 
 
-def simulate_bursts(
-    bursts: Iterable[Arrivals],
-    settings: SimSettings,
-    *,
-    on_program: Callable[[ProgramRecord], None] | None = None,
-    log: Callable[[str, Decision], None] | None = None,
-) -> SimResult:
-    """Run bursts of programs one after the other on the same engines, the others as for simulate().
+def simulate_bursts(bursts: Iterable[Arrivals], settings: SimSettings) -> SimResult:
+    """Run bursts of programs one after the other on the same engines.
 
     A burst's times count from the end of the last program of the burst before.
     """
-    return _Simulation(settings, on_program, log).run(bursts)
+    return _Simulation(settings).run(bursts)
 
 
 class _Simulation:
     def __init__(
         self,
         settings: SimSettings,
-        on_program: Callable[[ProgramRecord], None] | None,
-        log: Callable[[str, Decision], None] | None,
+        on_program: Callable[[ProgramRecord], None] | None = None,
+        log: Callable[[str, Decision], None] | None = None,
     ) -> None:
         self._settings = settings
         self._on_program = on_program

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from autellix_lab.sim.experiment import SweepResult, summarise_runs
+from autellix_lab.sim.figures.equal_latency import rate_at
 from autellix_lab.workload.statistics import Interval, confidence_interval
 
 LATENCY = "token_latency_s.mean"
@@ -33,18 +34,6 @@ class RatioRow:
     ratios: dict[str, Interval]
 
 
-@dataclass(frozen=True, slots=True)
-class EqualLatency:
-    """The load at which a case has the wanted latency; None outside the measured range."""
-
-    case: str
-    load: Interval | None
-    below: int
-    """Seeds whose latency exceeds the wanted one even at the lowest load."""
-    above: int
-    """Seeds whose latency stays below it up to the highest load."""
-
-
 def nearest_load(loads: Sequence[float], wanted: float = 1.0) -> float:
     """Return the load nearest to the wanted one; the lower one of a tie."""
     return min(loads, key=lambda load: (abs(load - wanted), load))
@@ -64,31 +53,12 @@ def ratio_rows(result: SweepResult, baseline: str) -> list[RatioRow]:
     ]
 
 
-def load_at(curve: Sequence[tuple[float, float]], latency_s: float) -> float:
-    """Return the load at which a curve of (load, latency) first rises above a latency, interpolated linearly.
-
-    Args:
-        curve: at least one point, in rising order of load.
-        latency_s: the wanted latency.
-
-    Returns:
-        The load; -inf if the first point is above, inf if no point reaches it.
-    """
-    if curve[0][1] > latency_s:
-        return -math.inf
-    previous_load, previous_s = curve[0]
-    for load, value_s in curve:
-        if value_s > latency_s:
-            share = (latency_s - previous_s) / (value_s - previous_s)
-            return previous_load + share * (load - previous_load)
-        previous_load, previous_s = load, value_s
-    return previous_load if previous_s == latency_s else math.inf
-
-
 def equal_latency(
     result: SweepResult, baseline: str, *, latency_s: float | None = None
-) -> list[EqualLatency]:
-    """Return, for each case, the load at which its mean token latency is the wanted one.
+) -> dict[str, Interval | None]:
+    """Return, by case, the load at which its mean token latency is the wanted one.
+
+    A load outside the measured range in any seed is None: a mean over the other seeds would be biased.
 
     Args:
         result: of a sweep over two loads or more.
@@ -96,21 +66,16 @@ def equal_latency(
         latency_s: wanted latency (s per token) in place of the baseline's.
     """
     loads = result.loads
-    if latency_s is None:
-        wanted = result.values(baseline, nearest_load(loads), LATENCY)
-    else:
-        wanted = [latency_s] * len(result.values(baseline, loads[0], LATENCY))
-    rows: list[EqualLatency] = []
+    wanted = result.values(baseline, nearest_load(loads), LATENCY)
+    rows: dict[str, Interval | None] = {}
     for case in result.cases:
         by_load = [result.values(case, load, LATENCY) for load in loads]
         found = [
-            load_at([(load, values[seed]) for load, values in zip(loads, by_load, strict=True)], target)
-            for seed, target in enumerate(wanted)
+            rate_at(list(zip(loads, curve, strict=True)), target if latency_s is None else latency_s)
+            for curve, target in zip(zip(*by_load, strict=True), wanted, strict=True)
         ]
-        below, above = found.count(-math.inf), found.count(math.inf)
-        # A mean over only the seeds inside the range would be biased.
-        inside = None if below or above else confidence_interval(found)
-        rows.append(EqualLatency(case, inside, below, above))
+        known = [load for load in found if load is not None]
+        rows[case] = confidence_interval(known) if len(known) == len(found) else None
     return rows
 
 
@@ -130,7 +95,7 @@ def interval_mapping(interval: Interval | None) -> dict[str, float | None] | Non
 
 
 def sweep_report(
-    result: SweepResult, baseline: str, equal: Sequence[EqualLatency], latency_s: float | None
+    result: SweepResult, baseline: str, equal: Mapping[str, Interval | None], latency_s: float | None
 ) -> dict[str, object]:
     """Return all runs, their means, ratios to the baseline and loads at equal latency."""
     ratios = [
@@ -141,22 +106,13 @@ def sweep_report(
         }
         for row in ratio_rows(result, baseline)
     ]
-    equal_rows = [
-        {
-            "case": row.case,
-            "load": interval_mapping(row.load),
-            "seeds_below_range": row.below,
-            "seeds_above_range": row.above,
-        }
-        for row in equal
-    ]
     return {
         "baseline": baseline,
         "runs": [dataclasses.asdict(point) for point in result.points],
         "summary": summarise_runs(result, sorted(result.points[0].metrics)),
         "ratios": ratios,
         "at_latency_s": latency_s,
-        "equal_latency": equal_rows,
+        "equal_latency": [{"case": case, "load": interval_mapping(load)} for case, load in equal.items()],
     }
 
 

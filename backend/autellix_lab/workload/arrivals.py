@@ -72,7 +72,7 @@ def recorded_arrivals(
     run has the rate and keeps their burstiness.
 
     Args:
-        times_s: recorded arrivals in order of time, as `read_arrivals` returns them.
+        times_s: recorded arrivals in order of time.
         count: number of arrivals.
         rate_per_s: programs per second over the chosen arrivals.
         seed: of the choice.

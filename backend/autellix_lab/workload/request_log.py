@@ -47,19 +47,6 @@ def read_request_log(path: Path) -> list[LoggedRequest]:
     ]
 
 
-def read_arrivals(path: Path, column: str | None = None) -> tuple[float, ...]:
-    """Read the arrival times of a CSV in seconds after the first, in order of time.
-
-    Without `column`, the first of `TIME_COLUMNS` that the file has is used. A value is a number of seconds
-    or a date and time.
-
-    Raises:
-        TraceError: for a file, a column or a value that cannot be used; names the line and the column.
-    """
-    log = _Log(path)
-    return tuple(sorted(log.times_s(log.column(TIME_COLUMNS if column is None else (column.lower(),)))))
-
-
 class _Log:
     """The header and the rows of a file, each row with its line."""
 

@@ -205,10 +205,10 @@ def test_sweep_prints_ratios_and_throughput_at_equal_latency(
 
 
 def test_a_latency_that_no_policy_reaches_is_outside_the_range(capsys: pytest.CaptureFixture[str]) -> None:
-    """It is said for each policy, with the side."""
+    """It is said for each policy."""
     assert main(["sim", *SWEEP, "--policies", "fcfs,plas", "--at-latency", "100"]) == 0
 
-    assert capsys.readouterr().out.count("outside the measured range: above 3 in 2 of 2 seeds") == 2
+    assert capsys.readouterr().out.count("outside the measured range") == 2
 
 
 def test_a_sweep_without_waiting_calls_prints_a_note(capsys: pytest.CaptureFixture[str]) -> None:

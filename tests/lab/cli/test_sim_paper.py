@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -22,23 +21,10 @@ def test_the_page_pictures_and_numbers_are_written(
     assert sorted(path.name for path in (tmp_path / "paper").iterdir()) == [
         "figure-16.png",
         "figure-19.png",
-        "results.json",
     ]
     text = (tmp_path / "paper.md").read_text()
     assert capsys.readouterr().out == text + "\n"
     assert text.index("## Figure 19") < text.index("## Figure 16")
-
-
-def test_json_has_the_numbers_of_a_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ("--quick", "--size", "0.3", "--figures", "19", "--json", "--out", str(tmp_path))
-
-    assert run(*arguments) == 0
-
-    found = json.loads(capsys.readouterr().out)
-    assert found == json.loads((tmp_path / "paper" / "results.json").read_text())
-    assert found["quick"] is True
-    (figure,) = found["figures"].values()
-    assert [series["label"] for series in figure["panels"][0]["series"]] == ["per_block", "bulk"]
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,7 @@ def options(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> DemoOptions:
     parser = argparse.ArgumentParser()
     demo.add_arguments(parser)
     args = parser.parse_args(["--programs", "12", "--rounds", "1", "--out", str(tmp_path)])
-    return DemoOptions(**{field.name: getattr(args, field.name) for field in dataclasses.fields(DemoOptions)})
+    return demo.options_of(args)
 
 
 def play(options: DemoOptions) -> list[module.PartComparison]:

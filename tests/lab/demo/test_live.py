@@ -12,7 +12,7 @@ from autellix_backend.cli.main import main
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
 SMALL = (
-    *("--quick", "--programs", "6", "--length-scale", "0.1", "--calibration-tokens", "300"),
+    *("--quick", "--programs", "6", "--length-scale", "0.1"),
     *("--tool-programs", "8", "--kv-blocks", "128"),
 )
 

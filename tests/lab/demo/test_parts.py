@@ -20,7 +20,7 @@ def options() -> DemoOptions:
     parser = argparse.ArgumentParser()
     demo.add_arguments(parser)
     args = parser.parse_args([])
-    return DemoOptions(**{field.name: getattr(args, field.name) for field in dataclasses.fields(DemoOptions)})
+    return demo.options_of(args)
 
 
 def test_the_first_part_has_ample_memory_and_two_loads(options: DemoOptions) -> None:

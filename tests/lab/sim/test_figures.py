@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import random
 from collections.abc import Sequence
@@ -24,7 +23,7 @@ from autellix_lab.sim.figures.base import (
 from autellix_lab.sim.figures.catalogue import FIGURES
 from autellix_lab.sim.figures.drawing import draw
 from autellix_lab.sim.figures.equal_latency import best_gain, gain_at, rate_at
-from autellix_lab.sim.figures.page import page, report
+from autellix_lab.sim.figures.page import page
 from autellix_lab.sim.figures.pools import TRACE_FILES, generated_pools, read_pools
 from autellix_lab.sim.figures.study import RunSweep, Study, systems
 from autellix_lab.workload.generate import generate_programs
@@ -250,10 +249,3 @@ def test_the_page_has_claims_pictures_tables_and_notes(study: Study) -> None:
     assert "| a | b |\n| --- | --- |\n| 1 | 2 |" in text
     assert "A note." in text
     assert "measures nothing" in text
-
-
-def test_the_report_is_json_with_null_for_the_interval_of_one_run(study: Study) -> None:
-    found = json.loads(json.dumps(report([small_figure()], study, "made up"), allow_nan=False))
-
-    assert found["figures"]["12"]["panels"][0]["series"][0]["points"][0][1]["half_width"] is None
-    assert found["seeds"] == [0]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from autellix_lab.workload.request_log import LoggedRequest, read_arrivals, read_request_log
+from autellix_lab.workload.request_log import LoggedRequest, read_request_log
 from autellix_lab.workload.trace import TraceError
 
 AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
@@ -33,15 +33,11 @@ def test_reads_the_azure_columns(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["log.csv", "log.csv.gz"])
 def test_reads_seconds(tmp_path: Path, name: str) -> None:
-    """Numbers are seconds; arrivals come in order of time even if the rows do not."""
+    """Numbers are seconds after the first row in time; rows keep their order."""
     text = "t_s,context_tokens,generated_tokens\n5.5,1,2\n\n5,3,4\n"
 
-    assert read_arrivals(write(tmp_path, text, name)) == (0.0, 0.5)
-
-
-def test_reads_a_named_column(tmp_path: Path) -> None:
-    """Any column of times can be named."""
-    assert read_arrivals(write(tmp_path, "a,Sent\nx,1\ny,3\n"), column="sent") == (0.0, 2.0)
+    found = read_request_log(write(tmp_path, text, name))
+    assert [request.arrival_s for request in found] == [0.5, 0.0]
 
 
 @pytest.mark.parametrize(
@@ -70,4 +66,4 @@ def test_an_error_names_the_line_and_the_column(tmp_path: Path, text: str, messa
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     """The message gives the path."""
     with pytest.raises(TraceError, match=r"absent\.csv cannot be read"):
-        read_arrivals(tmp_path / "absent.csv")
+        read_request_log(tmp_path / "absent.csv")

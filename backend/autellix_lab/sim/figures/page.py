@@ -1,11 +1,9 @@
-"""Writes figures as a Markdown page and as JSON."""
+"""Writes figures as a Markdown page."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from autellix_backend.core.config import CALL_LEVELS
 from autellix_lab.sim.figures.base import Figure
@@ -33,18 +31,6 @@ def page(figures: Sequence[Figure], study: Study, source: str, pictures: Mapping
             parts += [f"{table.title}:", "\n".join(markdown_table(table.header, table.rows))]
         parts += figure.notes
     return "\n\n".join(parts) + "\n"
-
-
-def report(figures: Sequence[Figure], study: Study, source: str) -> dict[str, Any]:
-    """Return all numbers as JSON values; the half width of a single run is null."""
-    return {
-        "programs": source,
-        "seeds": list(study.seeds),
-        "size": study.size,
-        "quick": study.is_quick,
-        "engine": study.model.to_mapping(),
-        "figures": {figure.name: _plain(dataclasses.asdict(figure)) for figure in figures},
-    }
 
 
 def _preface(study: Study, source: str) -> list[str]:
@@ -76,14 +62,3 @@ def _preface(study: Study, source: str) -> list[str]:
 def _claims(figures: Sequence[Figure]) -> str:
     rows = [(each.name, *dataclasses.astuple(claim)) for each in figures for claim in each.claims]
     return "\n".join(markdown_table(("figure", "claim", "paper", "ours", "verdict"), rows))
-
-
-def _plain(value: Any) -> Any:
-    """Return nested data with lists for tuples, and null for numbers that JSON lacks."""
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value

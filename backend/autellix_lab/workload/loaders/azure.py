@@ -2,7 +2,7 @@
 
 Source: github.com/Azure/AzurePublicDataset, data/AzureLLMInferenceTrace_{code,conv}.csv, read at commit
 b469a11; `workload/request_log.py` describes the columns. The trace does not relate requests to each other,
-so each row is a program of one call; `read_arrivals` returns its arrival times for other programs.
+so each row is a program of one call.
 """
 
 from __future__ import annotations
