@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 from fastapi import FastAPI
 from starlette.types import Message, Receive, Scope, Send
 
-from autellix_backend.gateway.errors import NotFoundError
 from autellix_backend.gateway.http.call_paths import CallPaths
 from autellix_backend.gateway.requests import ClientGoneError
 
@@ -72,15 +70,6 @@ async def test_a_call_passes_our_middleware_and_no_route() -> None:
     assert (await ask(app, "/call", "GET"))[0]["status"] == 404
     assert (await ask(app, "/other"))[0]["status"] == 404
     assert len(seen) == 1
-
-
-async def test_its_error_is_answered() -> None:
-    async def endpoint(_scope: Scope, _receive: Receive, _send: Send) -> None:
-        raise NotFoundError("there is nothing", param="p")
-
-    head, body = await ask(app_of(endpoint), "/call")
-    assert head["status"] == 404
-    assert json.loads(body["body"])["error"]["code"] == "not_found"
 
 
 @pytest.mark.parametrize("has_begun", [False, True])

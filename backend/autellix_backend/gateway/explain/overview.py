@@ -12,6 +12,8 @@ from autellix_backend.gateway.engines.handle import EngineHandle
 from autellix_backend.reports.snapshot import CallSnapshot, EngineSnapshot
 from autellix_backend.stores.base import ProgramView
 
+_ABSENT = (None, None)
+
 
 class OpenCallState(StrEnum):
     """Where an open call is."""
@@ -101,13 +103,11 @@ class Overview:
 
     def in_engine(self, call: GatewayCall) -> CallSnapshot | None:
         """Return the call's entry in its engine's last snapshot."""
-        found = self._in_engines.get(call.engine_key)
-        return None if found is None else found[0]
+        return self._in_engines.get(call.engine_key, _ABSENT)[0]
 
     def rank_of(self, call: GatewayCall) -> EngineSnapshot | None:
         """Return the snapshot of the call's data-parallel rank."""
-        found = self._in_engines.get(call.engine_key)
-        return None if found is None else found[1]
+        return self._in_engines.get(call.engine_key, _ABSENT)[1]
 
     def why_queued(self, call: GatewayCall) -> str | None:
         """Return why a call waits at the gateway; None once it was sent."""
