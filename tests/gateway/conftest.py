@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -22,6 +23,7 @@ from autellix_backend.core.policies import make_policy
 from autellix_backend.gateway.app import create_app
 from autellix_backend.gateway.identity.running_sessions import SESSION_TTL_S
 from autellix_backend.gateway.tenancy.limiter import Limiter
+from autellix_backend.gateway.tenancy.tenants import key_line
 from autellix_backend.reports.snapshot import EngineSnapshot
 from autellix_backend.settings import (
     EngineSettings,
@@ -107,6 +109,18 @@ def wait_until() -> Callable[[Callable[[], bool]], Any]:
 @pytest.fixture
 def tell() -> Callable[[Rig, EngineSnapshot], Any]:
     return tell_snapshot
+
+
+@pytest.fixture
+def tenants_file(tmp_path: Path) -> Path:
+    """Write a hostile tenant with the key `bad`, and a quiet one with the key `good`."""
+    path = tmp_path / "tenants.toml"
+    path.write_text(
+        f'[[tenant]]\nname = "hostile"\nkeys = ["{key_line("bad")}"]\n'
+        "[tenant.limits]\nmax_call_bytes = 100000\n"
+        f'[[tenant]]\nname = "quiet"\nkeys = ["{key_line("good")}"]\n'
+    )
+    return path
 
 
 @pytest.fixture

@@ -170,3 +170,7 @@ def test_numbers_that_only_python_reads_are_passed_on(number: str) -> None:
     body = parse_body(f'{{"model": "m", "custom": {number}}}'.encode(), CHAT_COMPLETIONS)
     assert bytes(body.fields["custom"]).decode() == number
     assert body.model == "m"
+
+
+def test_requests_without_output_get_no_bound() -> None:
+    assert limited("/v1/embeddings", '{"input": "a"}') == {"input": "a"}

@@ -16,7 +16,6 @@ from tests.gateway.conftest import until, until_async
 from tests.serving import listening
 from tests.waiting import PATIENCE_S
 
-from autellix_backend.core.balance.speed import STALE_CALLS
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.policies import make_policy
 from autellix_backend.engines import supervisor
@@ -296,18 +295,6 @@ async def test_an_invalid_engine_is_refused(body: dict[str, Any], param: str) ->
         status, told = await rig.ask("POST", "", **body)
         assert (status, told["error"]["param"]) == (400, param)
         assert await rig.names() == ["fake-0"]
-
-
-async def test_an_engine_that_was_slow_once_gets_calls_again() -> None:
-    """An estimate that only the engine's own calls can correct must not keep them away for good."""
-
-    async with serving(FakeBehaviour(), FakeBehaviour(), balancer="locality-bounded") as rig:
-        stale = rig.app.state.components.pool.get("fake-0").speed
-        for _ in range(100):
-            stale.learn(prefill_tokens=10, decode_tokens=10, duration_s=30.0)
-        for at in range(STALE_CALLS):
-            assert (await rig.chat(f"p{at}"))[1] == "fake-1"
-        assert (await rig.chat("next"))[1] == "fake-0"
 
 
 async def test_an_engine_of_another_model_is_refused() -> None:

@@ -20,16 +20,6 @@ from autellix_backend.gateway.tenancy.tenants import Tenant, Tenants, key_line
 HOSTILE, QUIET = ({"authorization": f"Bearer {key}"} for key in ("bad", "good"))
 
 
-@pytest.fixture
-def tenants_file(tmp_path: Path) -> Path:
-    path = tmp_path / "tenants.toml"
-    path.write_text(
-        f'[[tenant]]\nname = "hostile"\nkeys = ["{key_line("bad")}"]\n'
-        f'[[tenant]]\nname = "quiet"\nkeys = ["{key_line("good")}"]\n'
-    )
-    return path
-
-
 async def test_a_tenants_feeds_leave_room_for_others(
     serve: Any, tenants_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

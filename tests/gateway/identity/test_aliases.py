@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from autellix_backend.gateway.calls.body import parse_body
@@ -269,12 +269,6 @@ def test_a_long_or_non_ascii_id_has_one_hash_in_headers_and_bodies() -> None:
     assert usable_id("x" * 257) != usable_id("x" * 258)
 
 
-@given(st.text())
-def test_a_foreign_id_becomes_valid_or_none(text: str) -> None:
-    found_id = usable_id(text)
-    assert found_id is None or (0 < len(found_id) <= 256 and found_id.isascii() and found_id.isprintable())
-
-
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
@@ -332,48 +326,3 @@ async def test_unnamed_chats_that_extend_each_other_are_one_program(serve: Any) 
         assert [source for source, _ in told] == ["request", *["content-chain"] * 3]
         assert len({program for _, program in told[1:]}) == 1
         assert told[0][1] != told[1][1]
-
-
-ODD_TEXT = st.text(
-    st.characters(min_codepoint=32, max_codepoint=255, exclude_characters="\x7f"), max_size=300
-)
-
-
-@settings(
-    max_examples=12,
-    deadline=None,
-    derandomize=True,
-    # The fixture only makes gateways: each example serves one of its own.
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
-@given(
-    st.lists(
-        st.tuples(
-            st.dictionaries(st.sampled_from([a.header for a in ALIASES if a.header]), ODD_TEXT, max_size=4),
-            st.dictionaries(st.sampled_from([a.path[0] for a in ALIASES if a.path]), JSON, max_size=3),
-        ),
-        min_size=20,
-        max_size=20,
-    )
-)
-async def test_no_id_makes_the_gateway_fail_and_a_refusal_names_the_field(
-    serve: Any, requests: list[tuple[dict[str, str], dict[str, Any]]]
-) -> None:
-    own = {alias.header for alias in ALIASES if alias.tier is Tier.OWN}
-
-    async with serve() as rig:
-        for headers, body in requests:
-            async with rig.client.post(
-                rig.url + CHAT, json={**HELLO, **body}, headers=as_bytes(headers)
-            ) as response:
-                assert response.status in (200, 400)
-                if response.status == 400:
-                    error = (await response.json())["error"]
-                    assert error["param"] in own | {"vllm_xargs"}
-
-
-def as_bytes(headers: dict[str, str]) -> dict[str, str]:
-    """Spell headers so that the client sends their Latin-1 bytes."""
-    return {
-        name: value.encode("latin-1").decode("utf-8", "surrogateescape") for name, value in headers.items()
-    }

@@ -45,13 +45,6 @@ class Calls:
         return placed.program, placed.thread
 
 
-def test_the_first_source_that_matches_wins() -> None:
-    assert read(x_autellix_program_id="p", x_autellix_session_id="s").program == "p"
-    assert read(x_autellix_session_id="s", x_session_id="v").source == "session-header"
-    assert read().program == "made"
-    assert read().source == "request"
-
-
 def test_all_headers_are_read() -> None:
     identity = read(
         x_autellix_program_id=" p ",

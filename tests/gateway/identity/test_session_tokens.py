@@ -59,19 +59,11 @@ async def call(rig: Rig, **named: Any) -> tuple[int, dict[str, Any], Any]:
         return answer.status, await answer.json(), answer.headers
 
 
-def run(serve: Serve, use: Any, **settings: Any) -> None:
-    async def main() -> None:
-        async with serve(**settings) as rig:
-            await use(rig)
-
-    asyncio.run(main())
-
-
 @pytest.mark.parametrize("token", ["", "v1.nonsense", "ü", None])
-def test_strict_gateway_refuses_calls_without_a_token(serve: Serve, token: str | None) -> None:
+async def test_strict_gateway_refuses_calls_without_a_token(serve: Serve, token: str | None) -> None:
     """A missing token is waited for, and may be retried; a wrong one is final."""
 
-    async def use(rig: Rig) -> None:
+    async with serve(strict_identity=True) as rig:
         other = await start(rig, "other") if token == "" else token
         named = {"session": "mine"} if other is None else {"session": "mine", "token": other}
         status, body, answered = await call(rig, **named)
@@ -82,23 +74,20 @@ def test_strict_gateway_refuses_calls_without_a_token(serve: Serve, token: str |
         assert ("x-should-retry" in answered) == (token is None)
         assert await all_programs(rig.store) == []
 
-    run(serve, use, strict_identity=True)
+
+async def test_strict_gateway_refuses_calls_without_a_session(serve: Serve) -> None:
+    async with serve(strict_identity=True) as rig, rig.client.post(rig.url + CHAT, json=HELLO) as answer:
+        assert answer.status == 401
+        assert "x-should-retry" not in answer.headers
 
 
-def test_strict_gateway_refuses_calls_without_a_session(serve: Serve) -> None:
-    async def use(rig: Rig) -> None:
-        async with rig.client.post(rig.url + CHAT, json=HELLO) as answer:
-            assert answer.status == 401
-            assert "x-should-retry" not in answer.headers
-
-    run(serve, use, strict_identity=True)
-
-
-def test_first_call_of_a_session_needs_no_token_yet(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_first_call_of_a_session_needs_no_token_yet(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The client starts its session beside its first call, which is admitted once that has happened."""
     monkeypatch.setattr(running_sessions, "START_WINDOW_S", PATIENCE_S)
 
-    async def use(rig: Rig) -> None:
+    async with serve(strict_identity=True) as rig:
         asked: list[str] = []
         owner = rig.store.session_owner
 
@@ -115,29 +104,24 @@ def test_first_call_of_a_session_needs_no_token_yet(serve: Serve, monkeypatch: p
         assert (await first)[0] == 200
         assert (await call(rig, session="mine"))[0] == 200
 
-    run(serve, use, strict_identity=True)
 
-
-def test_a_running_session_has_no_grace_for_missing_tokens(serve: Serve) -> None:
+async def test_a_running_session_has_no_grace_for_missing_tokens(serve: Serve) -> None:
     """Who learns the id of a running session cannot call by it, not even after starting it again."""
 
     now_s = time.monotonic()
 
-    async def use(rig: Rig) -> None:
-        nonlocal now_s
+    async with serve(strict_identity=True, clock=lambda: now_s) as rig:
         await start(rig, "mine", "own")
         now_s += running_sessions.START_WINDOW_S + 0.1
         assert (await call(rig, session="mine"))[0] == 401
         await start(rig, "mine", "own")
         assert (await call(rig, session="mine"))[0] == 401
 
-    run(serve, use, strict_identity=True, clock=lambda: now_s)
 
-
-def test_foreign_token_makes_a_call_anonymous(serve: Serve) -> None:
+async def test_foreign_token_makes_a_call_anonymous(serve: Serve) -> None:
     """Without strict identity it is answered, and joins no other program."""
 
-    async def use(rig: Rig) -> None:
+    async with serve() as rig:
         token = await start(rig, "thief")
         assert (await call(rig, session="mine", program="mine"))[0] == 200
         status, body, answered = await call(rig, session="mine", program="mine", token=token)
@@ -147,8 +131,6 @@ def test_foreign_token_makes_a_call_anonymous(serve: Serve) -> None:
         view = await rig.store.program("mine")
         assert view is not None
         assert view.finished_calls == 1
-
-    run(serve, use)
 
 
 async def test_gateways_with_one_secret_agree(serve: Serve) -> None:

@@ -15,7 +15,7 @@ from tests.waiting import PATIENCE_S
 from autellix_backend.gateway.errors import BodyTooLargeError, IntakeFullError, LimitError
 from autellix_backend.gateway.tenancy.intake import BodyHold, Intake
 from autellix_backend.gateway.tenancy.limiter import Limiter
-from autellix_backend.gateway.tenancy.tenants import Tenant, key_line
+from autellix_backend.gateway.tenancy.tenants import Tenant
 from autellix_backend.settings import TenantLimits
 
 HOSTILE = Tenant(name="hostile", limits=TenantLimits(max_call_bytes=100))
@@ -69,17 +69,6 @@ def test_a_tenant_has_half_of_the_room_and_leaves_the_other_half() -> None:
             third.add(1)
     assert refused == [("greedy", "overloaded"), ("third", "overloaded")]
     assert bodies.held_bytes == 0
-
-
-@pytest.fixture
-def tenants_file(tmp_path: Path) -> Path:
-    path = tmp_path / "tenants.toml"
-    path.write_text(
-        f'[[tenant]]\nname = "hostile"\nkeys = ["{key_line("bad")}"]\n'
-        "[tenant.limits]\nmax_call_bytes = 100000\n"
-        f'[[tenant]]\nname = "quiet"\nkeys = ["{key_line("good")}"]\n'
-    )
-    return path
 
 
 def head(path: str, framing: str, key: str = "bad") -> bytes:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 from typing import Any
 
 import openai
@@ -15,9 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from tests.gateway.usage import check_usage, counted_programs
 
 from autellix_backend.core.policies import make_policy
-from autellix_backend.gateway.calls.body import bounded, parse_body
-from autellix_backend.gateway.calls.dialects import DIALECTS
-from autellix_backend.gateway.errors import InvalidRequestError, LimitError
+from autellix_backend.gateway.errors import LimitError
 from autellix_backend.gateway.tenancy.limiter import Limiter
 from autellix_backend.gateway.tenancy.quotas import (
     DAY_S,
@@ -38,7 +35,6 @@ RATES = st.floats(0.5, 600.0)
 STEPS_S = st.floats(0.0, 30.0)
 KEYS = itertools.count()
 UNTIMED = settings(deadline=None)
-BY_PATH = {row.path: row for row in DIALECTS}
 
 
 def make_limiter(refusals: list[tuple[str, str]] | None = None) -> Limiter:
@@ -355,48 +351,3 @@ async def test_ended_programs_and_sessions_leave_no_usage(serve: Any) -> None:
         for _ in range(3):
             await call()
         assert counted_programs(rig.limiter) == 0
-
-
-@pytest.mark.parametrize(
-    ("path", "fields", "field"),
-    [
-        (CHAT, {"max_tokens": 9}, "max_tokens"),
-        (CHAT, {"max_completion_tokens": 9}, "max_completion_tokens"),
-        ("/v1/completions", {"prompt": "x", "max_tokens": 8.5}, "max_tokens"),
-        ("/v1/responses", {"input": "x", "max_output_tokens": 9}, "max_output_tokens"),
-    ],
-)
-def test_a_request_that_asks_for_too_much_is_refused_by_the_fields_name(
-    path: str, fields: dict[str, Any], field: str
-) -> None:
-    limits = TenantLimits(max_output_tokens=8)
-    dialect = BY_PATH[path]
-    body = parse_body(json.dumps(fields).encode(), dialect)
-    with pytest.raises(InvalidRequestError) as caught:
-        bounded(body, limits, dialect)
-    assert caught.value.param == field
-    assert bounded(body, TenantLimits(), dialect) is body
-
-
-@pytest.mark.parametrize(
-    ("path", "field"),
-    [
-        (CHAT, "max_completion_tokens"),
-        ("/v1/completions", "max_tokens"),
-        ("/v1/responses", "max_output_tokens"),
-        ("/v1/messages", "max_tokens"),
-    ],
-)
-def test_a_request_that_asks_for_no_bound_gets_the_limit(path: str, field: str) -> None:
-    limits = TenantLimits(max_output_tokens=8)
-    dialect = BY_PATH[path]
-    for fields, expected in (({}, 8), ({"max_tokens": None}, 8)):
-        body = bounded(parse_body(json.dumps(fields).encode(), dialect), limits, dialect)
-        assert json.loads(bytes(body.fields[field])) == expected
-    asked = parse_body(f'{{"{field}": 3, "messages": [ ]}}'.encode(), dialect)
-    assert bounded(asked, limits, dialect) is asked
-
-
-def test_requests_without_output_get_no_bound() -> None:
-    body = parse_body(b'{"input": ["a", "b"]}', BY_PATH["/v1/embeddings"])
-    assert bounded(body, TenantLimits(max_output_tokens=8), BY_PATH["/v1/embeddings"]) is body
