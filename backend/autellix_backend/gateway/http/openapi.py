@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import importlib.metadata
-from collections.abc import Callable
+import re
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -103,7 +103,6 @@ _RECEIPT_HEADERS: Schema = {
         (QUEUE_LEVEL, _TEXT, "Its queue level; 1 is the best"),
     )
 }
-_ANY_BODY: Schema = {"requestBody": {"content": {"application/json": {"schema": {}}}}}
 _ANSWER: Schema = {
     "type": "object",
     "properties": {"autellix": msgspec.json.schema_components([Receipt])[1]["Receipt"]},
@@ -126,8 +125,16 @@ def _description(dialect: Dialect) -> dict[str, Any]:
             **refusals(*statuses, shape=dialect.errors),
             "default": {"description": "Any other answer of the engine, unchanged"},
         },
-        "openapi_extra": {} if dialect.makes_call or dialect.method == "GET" else _ANY_BODY,
+        "openapi_extra": {} if dialect.makes_call else _passed_parts(dialect),
     }
+
+
+def _passed_parts(dialect: Dialect) -> Schema:
+    names = re.findall(r"{(\w+)", dialect.path)
+    parameters = [{"name": name, "in": "path", "required": True, "schema": _TEXT} for name in names]
+    body: Schema = {} if dialect.method == "GET" else {"content": {"application/json": {"schema": {}}}}
+    parts: Schema = {"parameters": parameters, "requestBody": body}
+    return {name: part for name, part in parts.items() if part}
 
 
 async def _call(fields: CallFields, headers: Annotated[IdentityHeaders, Header()]) -> None:
@@ -136,23 +143,6 @@ async def _call(fields: CallFields, headers: Annotated[IdentityHeaders, Header()
 
 async def _passed() -> None:
     """Describe a request that is passed through."""
-
-
-async def _passed_response(response_id: str) -> None:
-    """Describe a request about a stored response."""
-
-
-async def _passed_model(model_id: str) -> None:
-    """Describe a request about a model."""
-
-
-def _stub(dialect: Dialect) -> Callable[..., Any]:
-    """Return the function whose parameters describe an endpoint."""
-    if dialect.makes_call:
-        return _call
-    if "{response_id}" in dialect.path:
-        return _passed_response
-    return _passed_model if "{model_id" in dialect.path else _passed
 
 
 DESCRIPTION = "Program-aware serving in front of engines. The engine receives all other fields unchanged."
@@ -168,7 +158,7 @@ class AsgiRoute(APIRoute):
     """A described route whose endpoint is an ASGI app: calls need no request or response objects."""
 
     def __init__(self, dialect: Dialect, app: ASGIApp) -> None:
-        super().__init__(dialect.path, _stub(dialect), **_description(dialect))
+        super().__init__(dialect.path, _call if dialect.makes_call else _passed, **_description(dialect))
         self.app = app
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
