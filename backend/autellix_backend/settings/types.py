@@ -87,19 +87,12 @@ Host = Annotated[str, Field(min_length=1)]
 HttpUrl = Annotated[str, check("an http:// or https:// address", is_http_url), shown_as(without_password)]
 HttpUrls = Annotated[tuple[HttpUrl, ...], WORDS]
 Names = Annotated[tuple[str, ...], WORDS]
-HostNames = Annotated[
-    tuple[Annotated[str, matching(r"[a-z0-9._:-]+", "a name in lower case, without a port")], ...], WORDS
+HostName = Annotated[str, matching(r"[a-z0-9._:-]+", "a name in lower case, without a port")]
+HostNames = Annotated[tuple[HostName, ...], WORDS]
+Origin = Annotated[
+    str, matching(r"[a-z][a-z0-9+.-]*://[^/*\s]+", "an origin as browsers send it, scheme://host[:port]")
 ]
-Origins = Annotated[
-    tuple[
-        Annotated[
-            str,
-            matching(r"[a-z][a-z0-9+.-]*://[^/*\s]+", "an origin as browsers send it, scheme://host[:port]"),
-        ],
-        ...,
-    ],
-    WORDS,
-]
+Origins = Annotated[tuple[Origin, ...], WORDS]
 Arguments = Annotated[
     tuple[str, ...], WORDS, PlainSerializer(lambda words: hidden_arguments(words), when_used="json")
 ]
