@@ -18,8 +18,8 @@ import random
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
 from typing import IO, Any
@@ -215,68 +215,80 @@ def play_both(
     return normal(simulated), normal(report["log"])
 
 
-def failing(*values: Any, why: str) -> Any:
-    """Mark a case that differs, with the reason."""
-    return pytest.param(*values, marks=pytest.mark.xfail(strict=True, reason=why))
-
-
 CALM = workload()
 BUSY = workload(count=24, rate_per_s=3.0, seed=6)
 TREES = workload("tree", count=5, rate_per_s=0.5)
 
 
-@pytest.mark.parametrize("period_steps", PERIODS)
-@pytest.mark.parametrize("policy", POLICIES)
-def test_slots(live: ScriptedEngines, policy: str, period_steps: int) -> None:
-    """Where only slots are scarce, every event and its time are equal."""
-    simulated, lived = play_both(live, CALM, ROOMY, policy=policy, period_steps=period_steps)
-    assert simulated == lived
+@dataclass(frozen=True, kw_only=True)
+class Situation:
+    """What both sides play, under each of these policies and with decisions every so many steps."""
+
+    arrivals: Arrivals = field(default_factory=lambda: CALM)
+    model: EngineModel = ROOMY
+    policies: Sequence[str] = POLICIES
+    periods: Sequence[int] = PERIODS
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
-@pytest.mark.parametrize("period_steps", PERIODS)
-@pytest.mark.parametrize("policy", POLICIES)
-def test_slots_at_overload(live: ScriptedEngines, policy: str, period_steps: int) -> None:
-    """The same with many calls waiting, starving and being promoted."""
-    simulated, lived = play_both(live, BUSY, ROOMY, policy=policy, period_steps=period_steps)
-    assert simulated == lived
+CHATS = workload("chat", rate_per_s=4.0, is_sharing=True)
+REACTS = workload("react", rate_per_s=4.0, is_sharing=True)
+# Where KV blocks are scarce; prompts that take several steps; both: the whole prompt must fit all the same.
+SCARCE, CHUNKED = replace(ROOMY, kv_blocks=45), replace(ROOMY, token_budget=64)
+BOTH, CACHED = replace(SCARCE, token_budget=64), replace(ROOMY, has_prefix_cache=True)
+ASYNC = {"is_async": True}
+SITUATIONS = {
+    "slots": Situation(),
+    "slots at overload": Situation(arrivals=BUSY),
+    "parallel calls": Situation(arrivals=TREES),
+    "hints": Situation(policies=("hinted",), options={"has_hints": True}),
+    "service by tokens": Situation(
+        policies=("plas", "round_robin"), periods=(1,), options={"service": "tokens"}
+    ),
+    "chunked prompts": Situation(model=CHUNKED),
+    "blocks": Situation(model=SCARCE),
+    "blocks and chunks": Situation(model=BOTH, periods=(1,)),
+    "no preemption": Situation(
+        model=SCARCE, policies=("plas", "round_robin"), periods=(1,), options={"preemption": "never"}
+    ),
+    "async": Situation(periods=(1,), options=ASYNC),
+    "async blocks": Situation(model=SCARCE, periods=(1,), options=ASYNC),
+    "async chunks": Situation(model=CHUNKED, periods=(1,), options=ASYNC),
+    "async overload": Situation(arrivals=BUSY, policies=("plas", "atlas"), periods=(1,), options=ASYNC),
+    # A preempted call finds its own blocks again, and later calls those of finished ones, also where some go.
+    "own blocks": Situation(model=CACHED, policies=("plas", "atlas", "round_robin"), periods=(1,)),
+    "chats' blocks": Situation(
+        arrivals=CHATS, model=CACHED, policies=("fcfs", "plas", "sjf", "hinted"), periods=(1,)
+    ),
+    "agents' blocks": Situation(
+        arrivals=REACTS, model=CACHED, policies=("fcfs", "plas", "sjf", "hinted"), periods=(1,)
+    ),
+    "evictions": Situation(
+        arrivals=CHATS, model=replace(CACHED, kv_blocks=60), policies=("boost", "fcfs", "plas")
+    ),
+}
 
 
-@pytest.mark.parametrize("period_steps", PERIODS)
-@pytest.mark.parametrize("policy", POLICIES)
-def test_parallel_calls(live: ScriptedEngines, policy: str, period_steps: int) -> None:
-    """Trees, whose calls have several parents and run beside each other, are equal."""
-    simulated, lived = play_both(live, TREES, ROOMY, policy=policy, period_steps=period_steps)
-    assert simulated == lived
-
-
-@pytest.mark.parametrize("changes", [{}, {"kv_blocks": 45}, {"token_budget": 64}], ids=str)
-@pytest.mark.parametrize("policy", POLICIES)
-def test_asynchronous_class(live: ScriptedEngines, policy: str, changes: dict[str, Any]) -> None:
-    """vLLM's asynchronous scheduler under our class decides alike: slots, blocks, chunks."""
-    simulated, lived = play_both(live, CALM, replace(ROOMY, **changes), is_async=True, policy=policy)
-    assert simulated == lived
-
-
-@pytest.mark.parametrize("policy", ["plas", "atlas"])
-def test_asynchronous_class_at_overload(live: ScriptedEngines, policy: str) -> None:
-    """The same with many calls waiting."""
-    simulated, lived = play_both(live, BUSY, ROOMY, is_async=True, policy=policy)
-    assert simulated == lived
-
-
-@pytest.mark.parametrize("period_steps", PERIODS)
-def test_hints(live: ScriptedEngines, period_steps: int) -> None:
-    """Sizes from hints of the tokens to come, priced by what calls have cost so far, are equal too."""
+@pytest.mark.parametrize(
+    ("situation", "policy", "period_steps"),
+    [
+        pytest.param(situation, policy, period_steps, id=f"{name}-{policy}-{period_steps}")
+        for name, situation in SITUATIONS.items()
+        for policy in situation.policies
+        for period_steps in situation.periods
+    ],
+)
+def test_every_event_and_its_time_are_equal(
+    live: ScriptedEngines, situation: Situation, policy: str, period_steps: int
+) -> None:
     simulated, lived = play_both(
-        live, CALM, ROOMY, policy="hinted", period_steps=period_steps, has_hints=True
+        live,
+        situation.arrivals,
+        situation.model,
+        policy=policy,
+        period_steps=period_steps,
+        **situation.options,
     )
-    assert simulated == lived
-
-
-@pytest.mark.parametrize("policy", ["plas", "round_robin"])
-def test_service_by_tokens(live: ScriptedEngines, policy: str) -> None:
-    """Calls charged by their tokens instead of by time are charged alike."""
-    simulated, lived = play_both(live, CALM, ROOMY, policy=policy, service="tokens")
     assert simulated == lived
 
 
@@ -287,32 +299,6 @@ def test_times_that_are_not_exact(live: ScriptedEngines, policy: str) -> None:
     simulated, lived = play_both(live, CALM, model, policy=policy)
     assert [entry[:2] for entry in simulated] == [entry[:2] for entry in lived]
     assert [at for *_, at in simulated] == pytest.approx([at for *_, at in lived], abs=1e-9)
-
-
-@pytest.mark.parametrize("period_steps", PERIODS)
-@pytest.mark.parametrize("policy", POLICIES)
-def test_chunked_prompts(live: ScriptedEngines, policy: str, period_steps: int) -> None:
-    """Prompts that take several steps, and steps whose budget keeps calls out, are equal."""
-    model = replace(ROOMY, token_budget=64)
-    simulated, lived = play_both(live, CALM, model, policy=policy, period_steps=period_steps)
-    assert simulated == lived
-
-
-@pytest.mark.parametrize("period_steps", PERIODS)
-@pytest.mark.parametrize("policy", POLICIES)
-def test_blocks(live: ScriptedEngines, policy: str, period_steps: int) -> None:
-    """Where KV blocks are scarce and nothing is cached, victims and refusals are equal."""
-    model = replace(ROOMY, kv_blocks=45)
-    simulated, lived = play_both(live, CALM, model, policy=policy, period_steps=period_steps)
-    assert simulated == lived
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-def test_blocks_and_chunks(live: ScriptedEngines, policy: str) -> None:
-    """A call is admitted only if its whole prompt fits, although it is prefilled in chunks."""
-    model = replace(ROOMY, kv_blocks=45, token_budget=64)
-    simulated, lived = play_both(live, CALM, model, policy=policy)
-    assert simulated == lived
 
 
 def play_priced(
@@ -388,56 +374,12 @@ def test_random_clients_meet_no_standstill(live: ScriptedEngines, policy: str, s
     assert report["blocks_left"] == 0
 
 
-@pytest.mark.parametrize("policy", ["plas", "round_robin"])
-def test_no_preemption(live: ScriptedEngines, policy: str) -> None:
-    """Calls that keep their slots lose them for want of blocks alone."""
-    simulated, lived = play_both(live, CALM, replace(ROOMY, kv_blocks=45), policy=policy, preemption="never")
-    assert simulated == lived
-
-
-@pytest.mark.parametrize("policy", ["plas", "atlas", "round_robin"])
-def test_prefix_cache_without_sharing(live: ScriptedEngines, policy: str) -> None:
-    """A preempted call finds its own blocks again, the same ones on both sides."""
-    simulated, lived = play_both(live, CALM, replace(ROOMY, has_prefix_cache=True), policy=policy)
-    assert simulated == lived
-
-
-@pytest.mark.parametrize("policy", ["fcfs", "plas", "sjf", "hinted"])
-@pytest.mark.parametrize("kind", ["chat", "react"])
-def test_prefix_cache_of_finished_calls(live: ScriptedEngines, policy: str, kind: str) -> None:
-    """A call that repeats part of a finished one's context finds as many of its blocks."""
-    arrivals = workload(kind, rate_per_s=4.0, is_sharing=True)
-    simulated, lived = play_both(live, arrivals, replace(ROOMY, has_prefix_cache=True), policy=policy)
-    assert simulated == lived
-
-
-@pytest.mark.parametrize("period_steps", PERIODS)
-@pytest.mark.parametrize("policy", ["boost", "fcfs", "plas"])
-def test_evictions(live: ScriptedEngines, policy: str, period_steps: int) -> None:
-    """Where contexts are evicted, calls find the same blocks of them."""
-    arrivals = workload("chat", rate_per_s=4.0, is_sharing=True)
-    model = replace(ROOMY, has_prefix_cache=True, kv_blocks=60)
-    simulated, lived = play_both(live, arrivals, model, policy=policy, period_steps=period_steps)
-    assert simulated == lived
-
-
-@pytest.mark.parametrize(
-    ("policy", "arrivals", "changes"),
-    [
-        failing(
-            "plas",
-            workload("tree", rate_per_s=4.0, is_sharing=True),
-            {"has_prefix_cache": True},
-            why="calls that share blocks with one that still runs start a step apart; cause not known",
-        ),
-    ],
-    ids=["running siblings"],
+@pytest.mark.xfail(
+    strict=True, reason="calls that share blocks with one that still runs start a step apart; cause not known"
 )
-def test_known_differences(
-    live: ScriptedEngines, policy: str, arrivals: Arrivals, changes: dict[str, Any]
-) -> None:
-    """Each of these would be equal but for its reason."""
-    simulated, lived = play_both(live, arrivals, replace(ROOMY, **changes), policy=policy)
+def test_running_siblings_that_share_blocks(live: ScriptedEngines) -> None:
+    arrivals = workload("tree", rate_per_s=4.0, is_sharing=True)
+    simulated, lived = play_both(live, arrivals, CACHED, policy="plas")
     assert simulated == lived
 
 

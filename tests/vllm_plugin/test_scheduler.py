@@ -119,24 +119,31 @@ def test_a_skipped_restore_step_shows(engine_worker: Any, stock_runs: Any, is_as
     assert "error" in faulty or faulty["outputs"] != expected["outputs"]
 
 
-@pytest.mark.parametrize("is_async", [True, False])
-def test_aborts_leave_nothing_behind(engine_worker: Any, stock_runs: Any, is_async: bool) -> None:
-    """Calls aborted while running, waiting and preempted free their blocks and leave the machine."""
+def run_with_aborts(
+    engine_worker: Any, stock_runs: Any, base: Scenario, *, is_async: bool, **facts: Any
+) -> Scenario:
+    """Abort calls while they run, wait, are preempted or held back: the others answer as always."""
     calls = make_calls()
     for call in calls:
-        call["extra_args"] |= {"autellix_service_s": 0.0, "autellix_last": 1}
-    generator = random.Random(7)
-    victims = generator.sample([call["id"] for call in calls], 24)
+        call["extra_args"] |= {"autellix_last": 1, **facts}
+    victims = random.Random(7).sample([call["id"] for call in calls], 24)
     aborts = {str(20 + 9 * place): [call_id] for place, call_id in enumerate(victims)}
-    run = engine_worker.run(scenario(calls=calls, aborts=aborts, is_async=is_async))
+    run: Scenario = engine_worker.run(base | {"calls": calls, "aborts": aborts, "is_async": is_async})
     assert_clean(run)
     assert run["programs_left"] == 0
-    assert run["slot_preemptions"] + run["block_preemptions"] > 0
     aborted = {call["id"] for call in calls} - set(run["finished"])
     assert aborted
     assert aborted <= set(victims)
     complete = run_stock(engine_worker, stock_runs, is_async, True)["outputs"]
     assert {i: complete[i] for i in run["finished"]} == {i: run["outputs"][i] for i in run["finished"]}
+    return run
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+def test_aborts_leave_nothing_behind(engine_worker: Any, stock_runs: Any, is_async: bool) -> None:
+    """Calls aborted while running, waiting and preempted free their blocks and leave the machine."""
+    run = run_with_aborts(engine_worker, stock_runs, scenario(), is_async=is_async, autellix_service_s=0.0)
+    assert run["slot_preemptions"] + run["block_preemptions"] > 0
 
 
 def test_fcfs_keeps_the_stock_order(engine_worker: Any, stock_runs: Any) -> None:
@@ -149,13 +156,14 @@ def test_fcfs_keeps_the_stock_order(engine_worker: Any, stock_runs: Any) -> None
     assert actual["slot_preemptions"] + actual["block_preemptions"] == 0
 
 
-def test_a_fault_of_ours_leaves_the_engine_running(engine_worker: Any, stock_runs: Any) -> None:
-    """When the decision raises, the engine goes on without it and finishes every call."""
+@pytest.mark.parametrize("fault", ["fails_to_decide", "fails_to_preempt"])
+def test_a_fault_of_ours_leaves_the_engine_running(engine_worker: Any, stock_runs: Any, fault: str) -> None:
+    """When the decision raises, or a method that it calls has another name, every call still finishes."""
     expected = run_stock(engine_worker, stock_runs, False, True)
-    run = engine_worker.run(scenario(scheduler="fails_to_decide"))
+    run = engine_worker.run(scenario(scheduler=fault))
     assert "error" not in run, run["error"]
     assert run["is_degraded"] is True
-    assert run["leaked_blocks"] == 0
+    assert (run["leaked_blocks"], run["requests_left"]) == (0, 0)
     assert expected["outputs"] == run["outputs"]
 
 
@@ -183,18 +191,8 @@ def test_clients_of_held_back_requests_may_vanish(
     engine_worker: Any, stock_runs: Any, is_async: bool
 ) -> None:
     """Aborted requests, held back or running, leave neither blocks nor programs behind."""
-    calls = make_calls()
-    for call in calls:
-        call["extra_args"]["autellix_last"] = 1
-    victims = random.Random(7).sample([call["id"] for call in calls], 24)
-    aborts = {str(20 + 9 * place): [call_id] for place, call_id in enumerate(victims)}
-    run = engine_worker.run(admitting() | {"calls": calls, "aborts": aborts, "is_async": is_async})
-    assert_clean(run)
-    assert run["programs_left"] == 0
+    run = run_with_aborts(engine_worker, stock_runs, admitting(), is_async=is_async)
     assert run["aborted_held_back"] > 0
-    assert set(run["finished"]) >= {call["id"] for call in calls} - set(victims)
-    complete = run_stock(engine_worker, stock_runs, is_async, True)["outputs"]
-    assert {i: complete[i] for i in run["finished"]} == {i: run["outputs"][i] for i in run["finished"]}
 
 
 def test_a_fault_inside_a_review_releases_what_is_held_back(engine_worker: Any, stock_runs: Any) -> None:
@@ -373,13 +371,3 @@ def test_a_moved_module_leaves_the_engine_to_vllm(
     assert run["said"][0].endswith("this engine goes on in vLLM's own order")
     for fact in ("finished", "outputs", "steps", "preemptions"):
         assert expected[fact] == run[fact]
-
-
-def test_a_renamed_method_leaves_the_engine_running(engine_worker: Any, stock_runs: Any) -> None:
-    """Where our preemption itself fails, its victim goes on, and so does every other call."""
-    expected = run_stock(engine_worker, stock_runs, False, True)
-    run = engine_worker.run(scenario(scheduler="fails_to_preempt"))
-    assert "error" not in run, run["error"]
-    assert run["is_degraded"] is True
-    assert (run["leaked_blocks"], run["requests_left"]) == (0, 0)
-    assert expected["outputs"] == run["outputs"]
