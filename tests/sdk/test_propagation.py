@@ -27,7 +27,7 @@ import autellix
 from autellix._propagation import Suppressed
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
+    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterator
 
 
 def in_program(agent: Agent, branch: Callable[[Callable[[], str]], object]) -> None:
@@ -39,7 +39,7 @@ def in_program(agent: Agent, branch: Callable[[Callable[[], str]], object]) -> N
 
 
 async def in_program_async(
-    agent: Agent, branch: Callable[[Callable[[], Coroutine[Any, Any, str]]], Coroutine[Any, Any, object]]
+    agent: Agent, branch: Callable[[Callable[[], Coroutine[Any, Any, str]]], Awaitable[object]]
 ) -> None:
     async with autellix.program("agent"):
         await agent.aask("root")
@@ -79,15 +79,15 @@ def test_thread_subclass(agent: Agent) -> None:
 
 @row("two threads in parallel, then a join", "both are parents of the next call")
 def test_fork_join_of_threads(agent: Agent) -> None:
-    with autellix.program("agent"):
-        agent.ask("root")
+    def branches(_: object) -> None:
         branch = together(agent.ask)
         threads = [threading.Thread(target=branch, args=(name,)) for name in "ab"]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        agent.ask("end")
+
+    in_program(agent, branches)
     agent.expect(FORK_JOIN)
     assert agent.thread_of("a") != agent.thread_of("b")
 
@@ -166,10 +166,8 @@ def test_submit(agent: Agent) -> None:
 
 @row("`ThreadPoolExecutor.map`", "it submits")
 def test_map(agent: Agent) -> None:
-    with ThreadPoolExecutor(2) as pool, autellix.program("agent"):
-        agent.ask("root")
-        list(pool.map(together(agent.ask), "ab"))
-        agent.ask("end")
+    with ThreadPoolExecutor(2) as pool:
+        in_program(agent, lambda _: list(pool.map(together(agent.ask), "ab")))
     agent.expect(FORK_JOIN)
 
 
@@ -367,7 +365,8 @@ def run_processes(
 @pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
 def test_process(agent: Agent, tmp_path: Path, method: str) -> None:
     branch = "process = context.Process(target=ask, args=('branch',)); process.start(); process.join()"
-    run_processes(agent, tmp_path, method, branch, client="openai")
+    # A forked one needs no import of its own.
+    run_processes(agent, tmp_path, method, branch, client="openai" if method == "fork" else "httpx")
     agent.expect({"root": (), "branch": ("root",), "end": ("root",)})
     assert agent.thread_of("branch") != agent.thread_of("root")
     assert agent.backend.by_content()["end"]["x-autellix-flags"] == "truncated"
@@ -466,32 +465,24 @@ def test_subprocess(agent: Agent, run_script: Callable[..., str]) -> None:
 @row("`asyncio.create_task`, `ensure_future`", "the task carries its program")
 @pytest.mark.parametrize("spawn", [asyncio.create_task, asyncio.ensure_future])
 async def test_task(agent: Agent, spawn: Callable[..., Any]) -> None:
-    async def branch(call: Callable[[], Coroutine[Any, Any, str]]) -> None:
-        await spawn(call())
-
-    await in_program_async(agent, branch)
+    await in_program_async(agent, lambda call: spawn(call()))
     agent.expect(ONE_BRANCH)
 
 
 @row("`asyncio.gather`", "each coroutine becomes a task")
 async def test_gather(agent: Agent) -> None:
-
-    async with autellix.program("agent"):
-        await agent.aask("root")
-        await asyncio.gather(agent.aask("a"), agent.aask("b"))
-        await agent.aask("end")
+    await in_program_async(agent, lambda _: asyncio.gather(agent.aask("a"), agent.aask("b")))
     agent.expect(FORK_JOIN)
 
 
 @row("`asyncio.TaskGroup`", "as tasks")
 async def test_task_group(agent: Agent) -> None:
-
-    async with autellix.program("agent"):
-        await agent.aask("root")
+    async def branches(_: object) -> None:
         async with asyncio.TaskGroup() as group:
             group.create_task(agent.aask("a"))
             group.create_task(agent.aask("b"))
-        await agent.aask("end")
+
+    await in_program_async(agent, branches)
     agent.expect(FORK_JOIN)
 
 
@@ -576,13 +567,10 @@ async def test_call_soon(agent: Agent) -> None:
 
 @row("uvloop", "tasks, timers and `to_thread`, as with asyncio's own loop")
 def test_uvloop(agent: Agent) -> None:
-    async def main() -> None:
-        async with autellix.program("agent"):
-            await agent.aask("root")
-            await asyncio.gather(agent.aask("a"), asyncio.to_thread(agent.ask, "b"))
-            await agent.aask("end")
+    def branches(_: object) -> Awaitable[object]:
+        return asyncio.gather(agent.aask("a"), asyncio.to_thread(agent.ask, "b"))
 
-    run_on("uvloop", main())
+    run_on("uvloop", in_program_async(agent, branches))
     agent.expect(FORK_JOIN)
 
 
@@ -618,20 +606,14 @@ async def test_fire_and_forget(agent: Agent) -> None:
 
 @row("`asyncio.Task(…)` made directly", "as with `create_task`")
 async def test_task_made_directly(agent: Agent) -> None:
-    async with autellix.program("agent"):
-        await agent.aask("root")
-        await asyncio.Task(agent.aask("branch"))
-        await agent.aask("end")
+    await in_program_async(agent, lambda call: asyncio.Task(call()))
     agent.expect(ONE_BRANCH)
 
 
 @pytest.mark.skipif(not hasattr(asyncio, "eager_task_factory"), reason="from Python 3.12")
 async def test_eager_tasks_made_directly(agent: Agent) -> None:
     factory: Any = getattr(asyncio, "eager_task_factory", None)
-    async with autellix.program("agent"):
-        await agent.aask("root")
-        await factory(asyncio.get_running_loop(), agent.aask("branch"))
-        await agent.aask("end")
+    await in_program_async(agent, lambda call: factory(asyncio.get_running_loop(), call()))
     agent.expect(ONE_BRANCH)
 
 
@@ -750,15 +732,12 @@ def test_failed_branch(agent: Agent) -> None:
 
 @row("anyio task groups", "on asyncio they make tasks")
 def test_anyio_task_group(agent: Agent) -> None:
-    async def main() -> None:
-        async with autellix.program("agent"):
-            await agent.aask("root")
-            async with anyio.create_task_group() as group:
-                group.start_soon(agent.aask, "a")
-                group.start_soon(agent.aask, "b")
-            await agent.aask("end")
+    async def branches(_: object) -> None:
+        async with anyio.create_task_group() as group:
+            group.start_soon(agent.aask, "a")
+            group.start_soon(agent.aask, "b")
 
-    anyio.run(main)
+    anyio.run(in_program_async, agent, branches)
     agent.expect(FORK_JOIN)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import socketserver
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import openai
 import pytest
 from tests.sdk.in_process import HTTPX
+from tests.sdk.sessions.relay import Relay
 from tests.waiting import wait_until
 
 import autellix
@@ -157,34 +157,6 @@ def test_hosts_without_proxy_are_asked_directly(monkeypatch: pytest.MonkeyPatch)
     assert proxy_of("http", "gateway.test:80") is None
 
 
-class _UnixServer(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
-    daemon_threads = True
-
-    def __init__(self, path: str, port: int) -> None:
-        super().__init__(path, _Relay)
-        self.port = port
-
-
-class _Relay(socketserver.BaseRequestHandler):
-    """Hands the bytes of a unix socket on to a TCP port, and back."""
-
-    server: _UnixServer
-
-    def handle(self) -> None:
-        with socket.create_connection(("127.0.0.1", self.server.port)) as other:
-            back = threading.Thread(target=self._copy, args=(other, self.request), daemon=True)
-            back.start()
-            self._copy(self.request, other)
-            back.join()
-
-    def _copy(self, source: socket.socket, target: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            while data := source.recv(65536):
-                target.sendall(data)
-        with contextlib.suppress(OSError):
-            target.shutdown(socket.SHUT_WR)
-
-
 @pytest.mark.parametrize("is_configured", [True, False])
 def test_session_behind_a_unix_socket(
     sdk: None, backend: Recording, tmp_path: Path, is_configured: bool
@@ -194,18 +166,20 @@ def test_session_behind_a_unix_socket(
     url = "http://gateway.example/v1"
     if is_configured:
         autellix.configure(url)
-    with _UnixServer(path, backend.port) as server:
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        transport = HTTPX.HTTPTransport(uds=path)
-        with openai.OpenAI(
-            base_url=url, api_key="key", max_retries=0, http_client=HTTPX.Client(transport=transport)
-        ) as client:
-            client.chat.completions.create(model="m", messages=[{"role": "user", "content": "x"}])
-        backend.wait_for("POST", "/sessions")
-        assert backend.calls[0]["x-autellix-program-id"] == autellix.current().program_id
-        autellix.uninstrument()
-        backend.wait_for("DELETE", "/sessions/")
-        server.shutdown()
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(path)
+    listener.listen()
+    relay = Relay(backend.port, listener)
+    transport = HTTPX.HTTPTransport(uds=path)
+    with openai.OpenAI(
+        base_url=url, api_key="key", max_retries=0, http_client=HTTPX.Client(transport=transport)
+    ) as client:
+        client.chat.completions.create(model="m", messages=[{"role": "user", "content": "x"}])
+    backend.wait_for("POST", "/sessions")
+    assert backend.calls[0]["x-autellix-program-id"] == autellix.current().program_id
+    autellix.uninstrument()
+    backend.wait_for("DELETE", "/sessions/")
+    relay.close()
 
 
 def test_a_refused_watch_is_not_opened_again(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import http.client
 import http.server
 import socket
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import openai
 import pytest
+from tests.sdk.sessions.relay import Relay
 from tests.waiting import wait_until
 
 import autellix
@@ -32,53 +32,14 @@ GARBAGE = {
 }
 
 
-class Front:
-    """What stands before a gateway: it passes connections on, or answers each with `fault`."""
-
-    def __init__(self, port: int) -> None:
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}/v1"
-        self.fault: bytes | None = None
-        self._port = port
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def close(self) -> None:
-        self._listener.close()
-
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                connection, _ = self._listener.accept()
-                threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
-
-    def _serve(self, connection: socket.socket) -> None:
-        with connection, contextlib.suppress(OSError):
-            if self.fault is not None:
-                connection.recv(65536)
-                connection.sendall(self.fault)
-                return
-            with socket.create_connection(("127.0.0.1", self._port)) as backend:
-                back = threading.Thread(target=self._copy, args=(backend, connection), daemon=True)
-                back.start()
-                self._copy(connection, backend)
-                back.join()
-
-    def _copy(self, source: socket.socket, target: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            while data := source.recv(65536):
-                target.sendall(data)
-        with contextlib.suppress(OSError):
-            target.shutdown(socket.SHUT_WR)
-
-
 @pytest.fixture
 def gateway(sdk: None, make_backend: Callable[..., Recording]) -> Recording:
     return make_backend(token="signed")
 
 
 @pytest.fixture
-def front(gateway: Recording) -> Iterator[Front]:
-    front = Front(gateway.port)
+def front(gateway: Recording) -> Iterator[Relay]:
+    front = Relay(gateway.port)
     yield front
     front.close()
 
@@ -112,9 +73,10 @@ def check_recovery(gateway: Recording, url: str) -> None:
     assert gateway.calls[-1]["x-autellix-session-token"] == "signed"
 
 
-@pytest.mark.parametrize("is_configured", [True, False])
-@pytest.mark.parametrize("garbage", GARBAGE)
-def test_garbage(gateway: Recording, front: Front, garbage: str, is_configured: bool) -> None:
+@pytest.mark.parametrize(
+    ("garbage", "is_configured"), [*((name, True) for name in GARBAGE), ("no HTTP", False)]
+)
+def test_garbage(gateway: Recording, front: Relay, garbage: str, is_configured: bool) -> None:
     front.fault = GARBAGE[garbage]
     autellix.uninstrument()
     expected = outcome(front.url)
@@ -139,9 +101,7 @@ def test_dead_and_late(gateway: Recording, is_configured: bool) -> None:
         listener = socket.create_server(("127.0.0.1", port))
     except OSError:
         pytest.skip("another process has taken the port meanwhile")
-    front = Front.__new__(Front)
-    front._listener, front.fault, front._port = listener, None, gateway.port
-    threading.Thread(target=front._accept, daemon=True).start()
+    front = Relay(gateway.port, listener)
     try:
         check_recovery(gateway, url)
     finally:
@@ -149,7 +109,7 @@ def test_dead_and_late(gateway: Recording, is_configured: bool) -> None:
 
 
 @pytest.mark.parametrize("is_configured", [True, False])
-def test_dies_and_comes_back_as_another(gateway: Recording, front: Front, is_configured: bool) -> None:
+def test_dies_and_comes_back_as_another(gateway: Recording, front: Relay, is_configured: bool) -> None:
     """A restart with another secret: it knows neither the session nor its token."""
     autellix.configure(front.url if is_configured else None)
     check_recovery(gateway, front.url)
