@@ -55,8 +55,6 @@ def run_script() -> Callable[..., None]:
     "first",
     [
         "import autellix",
-        "import langchain_core.runnables, autellix",
-        "from autellix_langchain import AutellixCallback",
         "import langgraph.graph; from autellix_langchain import AutellixCallback",
     ],
 )
@@ -82,10 +80,7 @@ for method in (
     [
         "from langgraph.graph import StateGraph",
         "from langchain_core.runnables import RunnableLambda",
-        "from langchain_core.language_models import BaseChatModel",
         "from langchain_openai import ChatOpenAI",
-        "from langgraph.prebuilt import ToolNode",
-        "import langchain_core.callbacks",
     ],
 )
 def test_first_import_of_the_framework_is_patched_whole(first: str, run_script: Callable[..., None]) -> None:
