@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -174,38 +173,3 @@ def test_a_joining_engine_gets_the_next_program(balancer: LocalityBounded) -> No
         balancer.assign(ArrivingCall(f"p{number}", 500), [replace(IDLE, running=number)])
 
     assert balancer.assign(ArrivingCall("new", 500), [full(IDLE, 2), OTHER]) == "b"
-
-
-def test_pins_are_bounded_by_the_live_programs(balancer: LocalityBounded) -> None:
-    """Whatever comes, only accepting engines are chosen, and nothing outlives its program."""
-    rng = random.Random(5)
-    names = ("a", "b", "c", "d")
-    alive: set[str] = set()
-    for _ in range(2000):
-        program = f"p{rng.randrange(40)}"
-        loads = [
-            replace(
-                IDLE,
-                name=name,
-                running=rng.randrange(9),
-                waiting=rng.randrange(20),
-                kv_tokens=50_000,
-                is_accepting=rng.random() < 0.8 or name == "a",
-            )
-            for name in names
-        ]
-        action = rng.random()
-        if action < 0.6:
-            engine = balancer.assign(ArrivingCall(program, rng.randrange(1, 9000)), loads)
-            assert next(load for load in loads if load.name == engine).is_accepting
-            alive.add(program)
-        elif action < 0.8:
-            balancer.finished(finished(program, rng.choice(names), rng.randrange(1, 9000)))
-        else:
-            balancer.forget(program)
-            alive.discard(program)
-        assert balancer._pins.keys() <= alive
-        balancer.check()
-    for program in alive:
-        balancer.forget(program)
-    assert balancer._pins == {}
