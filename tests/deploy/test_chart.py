@@ -216,16 +216,6 @@ def test_only_gateways_reach_engines() -> None:
     assert "NetworkPolicy" not in kinds(render({"engine": {"networkPolicy": {"enabled": False}}}))
 
 
-def test_pods_spread_over_nodes() -> None:
-    for component in ("gateway", "engine"):
-        [constraint] = pods(render())[component]["topologySpreadConstraints"]
-        assert constraint["topologyKey"] == "kubernetes.io/hostname"
-        labels = constraint["labelSelector"]["matchLabels"]
-        assert labels["app.kubernetes.io/component"] == component
-        bare = pods(render({component: {"topologySpreadConstraints": []}}))[component]
-        assert "topologySpreadConstraints" not in bare
-
-
 def test_extra_arguments_replace_none_of_ours() -> None:
     schema = json.loads((CHART / "values.schema.json").read_text())
     refused = re.compile(schema["properties"]["engine"]["properties"]["extraArgs"]["items"]["not"]["pattern"])
@@ -268,14 +258,6 @@ def test_a_pod_may_take_as_long_to_end_as_its_calls(grace_s: float) -> None:
     spec = pods(manifests)["gateway"]
     [_, sleep_s] = container(manifests, "gateway")["lifecycle"]["preStop"]["exec"]["command"]
     assert spec["terminationGracePeriodSeconds"] >= int(sleep_s) + grace_s + 5
-
-
-def test_probes_use_existing_paths() -> None:
-    gateway = container(render(), "gateway")
-    paths = [gateway[name]["httpGet"]["path"] for name in ("startupProbe", "livenessProbe", "readinessProbe")]
-    assert paths == ["/healthz", "/healthz", "/readyz"]
-    monitor = the(render(EVERYTHING), "ServiceMonitor")
-    assert monitor["spec"]["endpoints"][0]["path"] == "/metrics"
 
 
 def test_ports_match() -> None:
