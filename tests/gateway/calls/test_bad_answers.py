@@ -50,14 +50,16 @@ def message_of(path: str, answer: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize("path", BODIES)
-@pytest.mark.parametrize("status", [b"000", b"099", b"101", b"307", b"600", b"999", b"1000"])
-async def test_a_status_that_is_no_answer(serve: Any, path: str, status: bytes) -> None:
+async def test_a_status_that_is_no_answer(serve: Any, path: str) -> None:
+    statuses = (b"000", b"099", b"101", b"307", b"600", b"999", b"1000")
     async with gateway(serve) as (rig, raw, settled):
-        raw.parts = [whole(b"{}", b"HTTP/1.1 " + status + b" x\r\nlocation: http://127.0.0.1:1/\r\n")]
-        code, answer = await post(rig, path)
+        for status in statuses:
+            raw.parts = [whole(b"{}", b"HTTP/1.1 " + status + b" x\r\nlocation: http://127.0.0.1:1/\r\n")]
+            code, answer = await post(rig, path)
+            assert code == 502, status
+            assert "engine remote-0 " in message_of(path, answer)
         await rig.settled()
-    assert (code, [call.outcome for call in settled]) == (502, ["bad_answer"])
-    assert "engine remote-0 " in message_of(path, answer)
+    assert [call.outcome for call in settled] == ["bad_answer"] * len(statuses)
 
 
 @pytest.mark.parametrize(

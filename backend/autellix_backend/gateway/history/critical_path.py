@@ -40,11 +40,6 @@ class Spent:
             "client": self.client_s,
         }
 
-    @property
-    def total_s(self) -> float:
-        """The program's duration."""
-        return sum(self.parts_s.values())
-
 
 def spent(program: PastProgram) -> Spent:
     """Return where the time of a program went.
@@ -117,22 +112,23 @@ def _last_before(time_s: float, by_end: Sequence[SettledCall]) -> SettledCall | 
     return by_end[place - 1] if place else None
 
 
+_WORDS = {
+    "inactive": "waiting for KV memory, inactive",
+    "queue": "waiting for a slot",
+    "engine": "in engines",
+    "tools": "in tools",
+    "client": "at its client between calls",
+}
+
+
 def spent_text(program: PastProgram) -> str:
     """Return one or two sentences about where a program's time went."""
     parts = spent(program)
     named = [
-        f"{seconds(value)} {what}"
-        for value, what in (
-            (parts.inactive_s, "waiting for KV memory, inactive"),
-            (parts.queue_s, "waiting for a slot"),
-            (parts.engine_s, "in engines"),
-            (parts.tools_s, "in tools"),
-            (parts.client_s, "at its client between calls"),
-        )
-        if value >= 0.0005
+        f"{seconds(part_s)} {_WORDS[name]}" for name, part_s in parts.parts_s.items() if part_s >= 0.0005
     ]
     count = len(program.calls) + program.left_out
-    text = f"It took {seconds(parts.total_s)} for {count} {'call' if count == 1 else 'calls'}"
+    text = f"It took {seconds(program.duration_s)} for {count} {'call' if count == 1 else 'calls'}"
     if named:
         text += f": {', '.join(named)}"
     text += f". Its critical path has {len(parts.critical_path)} of them"
