@@ -238,12 +238,14 @@ class MemoryStore(EndFeed):
         listed = (
             (ListingPlace(is_idle, entry.number), program_id)
             for is_idle in (False, True)
-            if is_active is not is_idle
+            if is_active is not is_idle and is_idle >= last.is_idle
             for program_id, entry in self._entries.items()
-            if is_idle is not bool(entry.running) and program_id.startswith(prefix)
+            if entry.number > (last.number if is_idle is last.is_idle else 0)
+            and is_idle is not bool(entry.running)
+            and program_id.startswith(prefix)
         )
         # One more than is shown, to know whether any follow.
-        found = list(islice((each for each in listed if each[0] > last), limit + 1))
+        found = list(islice(listed, limit + 1))
         shown = [_view(self._table[program_id], self._entries[program_id]) for _, program_id in found[:limit]]
         return ProgramPage(programs=shown, cursor=found[limit - 1][0].cursor if len(found) > limit else None)
 
