@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import sys
+from collections.abc import Callable
+from typing import Any, Protocol
 
 from autellix_backend.cli.arguments import above_zero, count
 from autellix_backend.errors import CommandError
@@ -38,24 +41,44 @@ def gap_rule(text: str) -> GapRule:
         raise argparse.ArgumentTypeError(f"{text!r}; expected zero, recorded or capped:SECONDS") from None
 
 
-def add_fit_options(parser: argparse.ArgumentParser, *, max_context: int, max_context_help: str) -> None:
+class AddOption(Protocol):
+    """Declares an option with its help, type and default; the help states the default."""
+
+    def __call__(
+        self, name: str, text: str, kind: Callable[[str], Any] = str, default: Any = None, **more: Any
+    ) -> None:
+        """Declare it; `more` is as for argparse."""
+        ...
+
+
+def adder(parser: argparse._ActionsContainer) -> AddOption:
+    """Return a function that declares options of a parser."""
+
+    def add(name: str, text: str, kind: Callable[[str], Any] = str, default: Any = None, **more: Any) -> None:
+        shown = default if isinstance(default, tuple) else () if default is None else (default,)
+        if shown:
+            values = (f"{value:g}" if isinstance(value, float) else str(value) for value in shown)
+            text += f" (default: {','.join(values)})"
+        parser.add_argument(name, type=kind, default=default, help=text, **more)
+
+    return add
+
+
+def add_json(parser: argparse.ArgumentParser, text: str = "print JSON instead of tables") -> None:
+    """Declare `--json`."""
+    parser.add_argument("--json", action="store_true", help=text)
+
+
+def add_fit_options(parser: argparse.ArgumentParser, *, max_context: int | None = None) -> None:
     """Declare how programs are fitted: `length_scale`, `max_context` (tokens) and `gaps`."""
-    add = parser.add_argument
-    add("--length-scale", type=above_zero, default=1.0, metavar="X", help="factor on lengths (default: 1)")
-    add(
-        "--max-context",
-        type=count,
-        default=max_context,
-        metavar="N",
-        help="longest prompt with answer, in tokens; a longer history starts over "
-        f"(default: {max_context_help})",
-    )
-    add(
-        "--gaps",
-        type=gap_rule,
-        default=RECORDED_GAPS,
-        metavar="zero|recorded|capped:S",
-        help="time between calls for tools and people (default: recorded)",
+    add = adder(parser)
+    add("--length-scale", "factor on lengths", above_zero, 1.0, metavar="X")
+    longest = "longest prompt with answer, in tokens; a longer history starts over"
+    longest += " (default: no bound)" if max_context is None else ""
+    add("--max-context", longest, count, max_context, metavar="N")
+    gaps = "time between calls for tools and people (default: recorded)"
+    parser.add_argument(
+        "--gaps", type=gap_rule, default=RECORDED_GAPS, metavar="zero|recorded|capped:S", help=gaps
     )
 
 
@@ -66,20 +89,21 @@ def fit_of(args: argparse.Namespace) -> Fit:
         InputError: if the bounds leave no room for a call.
     """
     try:
-        return Fit(length_scale=args.length_scale, max_context_tokens=args.max_context, gap_rule=args.gaps)
+        return Fit(
+            length_scale=args.length_scale,
+            max_context_tokens=args.max_context or sys.maxsize,
+            gap_rule=args.gaps,
+        )
     except ValueError as error:
         raise InputError(f"--length-scale, --max-context: {error}") from error
 
 
 def add_load_options(parser: argparse.ArgumentParser) -> None:
     """Declare how trace files are read: `format` and `tokenizer`."""
-    add = parser.add_argument
-    add("--format", choices=LOADERS, help="format of the input (default: detected from the file)")
-    add(
-        "--tokenizer",
-        metavar="NAME_OR_PATH",
-        help="counts the tokens of texts (default: one token for 4 bytes)",
-    )
+    add = adder(parser)
+    add("--format", "format of the input (default: detected from the file)", choices=LOADERS)
+    tokenizer = "counts the tokens of texts (default: one token for 4 bytes)"
+    add("--tokenizer", tokenizer, metavar="NAME_OR_PATH")
 
 
 def load_options(args: argparse.Namespace) -> LoadOptions:
@@ -93,12 +117,6 @@ def load_options(args: argparse.Namespace) -> LoadOptions:
     return LoadOptions(count_tokens=load_tokenizer(args.tokenizer), tokenizer=args.tokenizer)
 
 
-def add_tree_scale(parser: argparse.ArgumentParser, default: float = 1.0) -> None:
+def add_tree_scale(parser: argparse.ArgumentParser) -> None:
     """Declare the factor on the number of a generated tree's calls, `tree_scale`."""
-    parser.add_argument(
-        "--tree-scale",
-        type=above_zero,
-        default=default,
-        metavar="X",
-        help=f"factor on a tree's number of calls (default: {default:g})",
-    )
+    adder(parser)("--tree-scale", "factor on a tree's number of calls", above_zero, 1.0, metavar="X")

@@ -25,7 +25,7 @@ from autellix_lab.bench.result_file import (
     result_to_json,
 )
 from autellix_lab.bench.result_table import differing_settings, figures, result_table, write_distributions
-from autellix_lab.cli.arguments import InputError, add_fit_options, fit_of
+from autellix_lab.cli.arguments import InputError, add_fit_options, add_json, adder, fit_of
 from autellix_lab.cli.console import lab_extra, make_console, progress_bars
 from autellix_lab.workload.arrivals import draw_arrivals
 from autellix_lab.workload.fit import apply_fit
@@ -54,23 +54,19 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _add_replay(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("trace", type=Path, metavar="TRACE", help="programs, as .jsonl or .jsonl.gz")
-    add("--url", required=True, help="root of any OpenAI-compatible server, with or without /v1")
-    add("--model", help="model to ask for (default: the first that the server lists)")
-    add("--programs", type=count, metavar="N", help="play the first N programs only")
-    add("--rate", type=above_zero, metavar="R", help="programs per second; a Poisson process by itself")
-    add(
-        "--arrivals",
-        choices=REPLAY_ARRIVALS,
-        help="recorded: as in the trace, with --rate rescaled; bursty: in bursts, with --rate; at_once "
-        "(default: poisson with --rate, else recorded)",
-    )
-    add_fit_options(parser, max_context=sys.maxsize, max_context_help="no bound")
-    add("--timeout", type=above_zero, default=600.0, metavar="S", help="longest call (default: 600 s)")
-    add("--seed", type=int, default=0, help="of arrivals and words (default: 0)")
-    add("--out", type=Path, metavar="FILE", help="write the result as JSON, for `autellix bench compare`")
-    add("--json", action="store_true", help="print the result as JSON instead of a table")
+    add = adder(parser)
+    add("trace", "programs, as .jsonl or .jsonl.gz", Path, metavar="TRACE")
+    add("--url", "root of any OpenAI-compatible server, with or without /v1", required=True)
+    add("--model", "model to ask for (default: the first that the server lists)")
+    add("--programs", "play the first N programs only", count, metavar="N")
+    add("--rate", "programs per second; a Poisson process by itself", above_zero, metavar="R")
+    kinds = "recorded: as in the trace, with --rate rescaled; bursty: in bursts, with --rate; at_once"
+    add("--arrivals", f"{kinds} (default: poisson with --rate, else recorded)", choices=REPLAY_ARRIVALS)
+    add_fit_options(parser)
+    add("--timeout", "longest call, s", above_zero, 600.0, metavar="S")
+    add("--seed", "of arrivals and words", int, 0)
+    add("--out", "write the result as JSON, for `autellix bench compare`", Path, metavar="FILE")
+    add_json(parser, "print the result as JSON instead of a table")
     parser.set_defaults(action=_replay)
 
 
@@ -162,7 +158,7 @@ def _setting(
         "arrivals": _arrival_kind(args),
         "rate_per_s": args.rate,
         "length_scale": args.length_scale,
-        "max_context_tokens": None if args.max_context == sys.maxsize else args.max_context,
+        "max_context_tokens": args.max_context,
         # JSON has no infinity.
         "gap_cap_s": args.gaps.cap_s if math.isfinite(args.gaps.cap_s) else "recorded",
         "seed": args.seed,

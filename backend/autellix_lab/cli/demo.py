@@ -21,7 +21,7 @@ from autellix_lab.bench.backend import BackendError
 from autellix_lab.bench.calibrate import CalibrationError
 from autellix_lab.bench.replay import ReplayError
 from autellix_lab.bench.report import check_plotting, comparison_table, write_json
-from autellix_lab.cli.arguments import InputError
+from autellix_lab.cli.arguments import InputError, add_json, adder
 from autellix_lab.cli.console import lab_extra, progress_bars
 from autellix_lab.demo.comparison import PartComparison, comparison_report, run_parts
 from autellix_lab.demo.parts import BLOCK_TOKENS, MAX_TOOL_CONTEXT_TOKENS, DemoOptions, demo_parts
@@ -35,13 +35,10 @@ QUICK_CALIBRATION_TOKENS = 2000
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments: some of the fields of DemoOptions, with its defaults."""
-    usual = DemoOptions()
+    usual, declare = DemoOptions(), adder(parser)
 
     def add(name: str, kind: Callable[[str], Any], text: str, **more: Any) -> None:
-        default = getattr(usual, name.strip("-").replace("-", "_"))
-        shown = ",".join(default) if isinstance(default, tuple) else default
-        text += "" if default is None else f" (default: {shown})"
-        parser.add_argument(name, type=kind, default=default, help=text, **more)
+        declare(name, text, kind, getattr(usual, name.strip("-").replace("-", "_")), **more)
 
     add("--workload", str, "kind of the first part's programs", choices=WORKLOADS)
     add("--trace", Path, "play the programs of a .jsonl or .jsonl.gz trace in the first part", metavar="FILE")
@@ -59,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--out", Path, "results", metavar="DIR")
     quick = "one short round of both parts, as a check and not a measurement"
     parser.add_argument("--quick", action="store_true", help=quick)
-    parser.add_argument("--json", action="store_true", help="print the report as JSON instead of tables")
+    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:

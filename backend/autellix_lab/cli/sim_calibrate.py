@@ -15,7 +15,7 @@ from autellix_backend.cli.arguments import above_zero, count
 from autellix_lab.bench.endpoint import batch_size, first_model, root_url
 from autellix_lab.bench.mixes import live_player, measure_mixes, usual_mixes
 from autellix_lab.bench.replay import ReplayError
-from autellix_lab.cli.arguments import InputError
+from autellix_lab.cli.arguments import InputError, add_json, adder
 from autellix_lab.cli.console import number_table
 from autellix_lab.sim.calibrate import FitError, MeasuredCall, ModelFit, fit_model
 
@@ -25,20 +25,17 @@ LARGE_ERROR = 0.2
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the action's arguments."""
-    add = parser.add_argument
-    add("url", metavar="URL", help="root of an Autellix gateway, with or without /v1")
-    add("--model", help="model to ask for (default: the first that the gateway lists)")
+    add = adder(parser)
+    add("url", "root of an Autellix gateway, with or without /v1", metavar="URL")
+    add("--model", "model to ask for (default: the first that the gateway lists)")
     add(
-        "--max-num-seqs",
-        type=count,
-        metavar="N",
-        help="the engine's batch size (default: from the gateway's settings)",
+        "--max-num-seqs", "the engine's batch size (default: from the gateway's settings)", count, metavar="N"
     )
-    add("--seconds", type=above_zero, default=60.0, metavar="S", help="time to play (default: 60)")
-    add("--answer-tokens", type=count, default=128, metavar="N", help="of a long answer (default: 128)")
-    add("--prompt-tokens", type=count, default=1024, metavar="N", help="of a long prompt (default: 1024)")
-    add("--out", type=Path, metavar="FILE", help="write the engine as JSON, for `--model FILE.json`")
-    add("--json", action="store_true", help="print the engine and the residuals as JSON")
+    add("--seconds", "time to play", above_zero, 60.0, metavar="S")
+    add("--answer-tokens", "of a long answer", count, 128, metavar="N")
+    add("--prompt-tokens", "of a long prompt", count, 1024, metavar="N")
+    add("--out", "write the engine as JSON, for `--model FILE.json`", Path, metavar="FILE")
+    add_json(parser, "print the engine and the residuals as JSON")
 
 
 def run(args: argparse.Namespace) -> int:

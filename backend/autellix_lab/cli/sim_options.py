@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from autellix_lab.cli.arguments import (
     add_fit_options,
     add_load_options,
     add_tree_scale,
+    adder,
     fit_of,
     load_options,
     numbers,
@@ -55,70 +57,41 @@ _OVERRIDES = ("max_num_seqs", "token_budget", "kv_blocks", "resume", "swap")
 
 def add_source_options(parser: argparse.ArgumentParser) -> None:
     """Declare the programs and how they are fitted."""
-    add = parser.add_argument
-    add("source", metavar="SOURCE", help=f"{', '.join(WORKLOADS)} to generate, or a trace file or folder")
-    add(
-        "-n",
-        "--programs",
-        type=count,
-        metavar="N",
-        help=f"programs of a run (default: {DEFAULT_PROGRAMS} generated, or all of a trace)",
-    )
-    add("--seed", type=int, default=0, help="of programs, arrivals and hints (default: 0)")
+    add = adder(parser)
+    add("source", f"{', '.join(WORKLOADS)} to generate, or a trace file or folder", metavar="SOURCE")
+    size = f"programs of a run (default: {DEFAULT_PROGRAMS} generated, or all of a trace)"
+    parser.add_argument("-n", "--programs", type=count, metavar="N", help=size)
+    add("--seed", "of programs, arrivals and hints", int, 0)
     add_tree_scale(parser)
-    add_fit_options(parser, max_context=MAX_CONTEXT_TOKENS, max_context_help=str(MAX_CONTEXT_TOKENS))
+    add_fit_options(parser, max_context=MAX_CONTEXT_TOKENS)
     add_load_options(parser)
-    add("--arrivals", choices=SIM_ARRIVALS, default="poisson", help="of programs (default: poisson)")
-    add(
-        "--burst",
-        type=count,
-        default=BURST_PROGRAMS,
-        metavar="N",
-        help=f"programs of one burst of burst_idle (default: {BURST_PROGRAMS})",
-    )
+    add("--arrivals", "of programs", default="poisson", choices=SIM_ARRIVALS)
+    add("--burst", "programs of one burst of burst_idle", count, BURST_PROGRAMS, metavar="N")
 
 
 def add_engine_options(parser: argparse.ArgumentParser) -> None:
     """Declare the engines and their scheduler."""
-    add = parser.add_argument
-    add(
-        "--model",
-        default=DEFAULT_MODEL,
-        metavar="PRESET|FILE.json",
-        help=f"engine: {', '.join(PRESETS)}, or a file of `sim calibrate` (default: {DEFAULT_MODEL})",
-    )
-    add("--max-num-seqs", type=count, metavar="N", help="calls in a step (default: the engine's)")
-    add("--token-budget", type=count, metavar="N", help="tokens in a step (default: the engine's)")
-    add("--kv-blocks", type=count, metavar="N", help="KV blocks (default: the engine's)")
-    add("--resume", choices=RESUME_KINDS, help="how preempted calls resume (default: the engine's)")
-    add("--swap", choices=SWAP_KINDS, help="how blocks are swapped (default: the engine's)")
-    add("--engines", type=count, metavar="N", help="replicas (default: 1, or one for each speed)")
-    add(
-        "--engine-speeds",
-        type=_speeds,
-        default=(),
-        metavar="X,…",
-        help="how many times as fast as the model each engine is, as 1,1,2,2 (default: all alike)",
-    )
-    balancer = DEFAULT_BALANCER
-    add("--balancer", choices=BALANCER_NAMES, default=balancer, help=f"of calls (default: {balancer})")
+    add, flag = adder(parser), functools.partial(parser.add_argument, action="store_true")
+    engines = f"engine: {', '.join(PRESETS)}, or a file of `sim calibrate`"
+    add("--model", engines, default=DEFAULT_MODEL, metavar="PRESET|FILE.json")
+    add("--max-num-seqs", "calls in a step (default: the engine's)", count, metavar="N")
+    add("--token-budget", "tokens in a step (default: the engine's)", count, metavar="N")
+    add("--kv-blocks", "KV blocks (default: the engine's)", count, metavar="N")
+    add("--resume", "how preempted calls resume (default: the engine's)", choices=RESUME_KINDS)
+    add("--swap", "how blocks are swapped (default: the engine's)", choices=SWAP_KINDS)
+    add("--engines", "replicas (default: 1, or one for each speed)", count, metavar="N")
+    speeds = "how many times as fast as the model each engine is, as 1,1,2,2 (default: all alike)"
+    add("--engine-speeds", speeds, _speeds, (), metavar="X,…")
+    add("--balancer", "of calls", default=DEFAULT_BALANCER, choices=BALANCER_NAMES)
     add_setting_options(parser, "--bounds", "--beta", "--preemption")
-    add("--quanta", type=_quanta, metavar="S,…", help="time quantum of each level, s (default: its width)")
-    add("--period-steps", type=count, default=1, metavar="N", help="engine steps between two decisions")
-    add("--auto-bounds", action="store_true", help="from half a mean call on this engine, each next doubled")
-    add("--no-demotion", action="store_true", help="calls keep the level that they arrived at")
-    add(
-        "--private-prefixes",
-        action="store_true",
-        help="compute each program's system prefix on its own (default: programs of one class share it)",
-    )
-    add(
-        "--hints",
-        type=float,
-        metavar="SIGMA",
-        help="hinted: clients hint the remaining tokens with a log-normal error of this sigma; 0 is exact "
-        "(default: no hints)",
-    )
+    add("--quanta", "time quantum of each level, s (default: its width)", _quanta, metavar="S,…")
+    add("--period-steps", "engine steps between two decisions", count, 1, metavar="N")
+    flag("--auto-bounds", help="from half a mean call on this engine, each next doubled")
+    flag("--no-demotion", help="calls keep the level that they arrived at")
+    private = "compute each program's system prefix on its own (default: programs of one class share it)"
+    flag("--private-prefixes", help=private)
+    hints = "hinted: clients hint the remaining tokens with a log-normal error of this sigma; 0 is exact"
+    add("--hints", f"{hints} (default: no hints)", float, metavar="SIGMA")
 
 
 def load_pool(args: argparse.Namespace, runs: int = 1) -> list[ProgramTrace]:

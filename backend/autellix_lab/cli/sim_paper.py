@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from autellix_backend.cli.arguments import above_zero, count
-from autellix_lab.cli.arguments import InputError
+from autellix_lab.cli.arguments import InputError, adder
 from autellix_lab.cli.console import lab_extra, make_console, progress_bars
 from autellix_lab.sim.experiment import Sweep, SweepResult, run_sweep
 from autellix_lab.sim.figures.base import Figure
@@ -24,26 +24,15 @@ QUICK_SHARE = 0.1
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    add = parser.add_argument
-    add("--figures", type=_figures, default=tuple(FIGURES), metavar="N,N", help=f"of {', '.join(FIGURES)}")
-    add("--seeds", type=count, default=DEFAULT_SEEDS, metavar="N", help=f"(default {DEFAULT_SEEDS})")
-    add(
-        "--size",
-        type=above_zero,
-        default=1.0,
-        metavar="X",
-        help="factor on the programs of a run (default 1)",
-    )
-    add("--data", type=Path, metavar="DIR", help=f"real traces instead of generated: {_files()}")
-    add("--quick", action="store_true", help="one seed, few programs: shows that all parts work")
-    add(
-        "--workers",
-        type=count,
-        default=os.cpu_count() or 1,
-        metavar="N",
-        help="processes (default: all cores)",
-    )
-    add("--out", type=Path, default=Path("paper-results"), metavar="DIR", help="(default paper-results)")
+    add = adder(parser)
+    add("--figures", "some of them", _figures, tuple(FIGURES), metavar="N,N")
+    add("--seeds", "of each point", count, DEFAULT_SEEDS, metavar="N")
+    add("--size", "factor on the programs of a run", above_zero, 1.0, metavar="X")
+    add("--data", f"real traces instead of generated: {_files()}", Path, metavar="DIR")
+    quick = "one seed, few programs: shows that all parts work"
+    parser.add_argument("--quick", action="store_true", help=quick)
+    add("--workers", "processes (default: all cores)", count, metavar="N")
+    add("--out", "folder of the page and its pictures", Path, Path("paper-results"), metavar="DIR")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -55,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     """
     try:
         study, source = _study(args)
-        figures = _make(args.figures, study, args.workers)
+        figures = _make(args.figures, study, args.workers or os.cpu_count() or 1)
         with lab_extra("drawing figures"):
             shown = page(figures, study, source, _draw_all(figures, args.out))
     except ValueError as error:

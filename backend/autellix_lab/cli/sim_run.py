@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from autellix_backend.cli.arguments import above_zero
-from autellix_lab.cli.arguments import InputError
+from autellix_lab.cli.arguments import InputError, add_json, adder
 from autellix_lab.cli.console import make_console, number_table
 from autellix_lab.cli.sim_options import (
     OFFERED_LOAD,
@@ -45,16 +45,13 @@ STATISTICS = ("mean", "p50", "p95", "p99")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the action's arguments."""
     add_source_options(parser)
-    rate = parser.add_mutually_exclusive_group()
-    rate.add_argument(
-        "--rho", type=above_zero, metavar="X", help=f"{OFFERED_LOAD} (default: {DEFAULT_RHO:g})"
-    )
-    rate.add_argument("--rate", type=above_zero, metavar="R", help="programs per second instead")
-    parser.add_argument(
-        "--policy", choices=SCHEDULER_NAMES, help="scheduling policy (default: that of the settings)"
-    )
+    rate = adder(parser.add_mutually_exclusive_group())
+    rate("--rho", f"{OFFERED_LOAD} (default: {DEFAULT_RHO:g})", above_zero, metavar="X")
+    rate("--rate", "programs per second instead", above_zero, metavar="R")
+    add = adder(parser)
+    add("--policy", "scheduling policy (default: that of the settings)", choices=SCHEDULER_NAMES)
     add_engine_options(parser)
-    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.table import Table
 
 from autellix_backend.cli.arguments import above_zero, count
-from autellix_lab.cli.arguments import InputError, numbers
+from autellix_lab.cli.arguments import InputError, add_json, adder, numbers
 from autellix_lab.cli.console import lab_extra, make_console, number_table, progress_bars
 from autellix_lab.cli.sim_options import (
     OFFERED_LOAD,
@@ -61,32 +61,18 @@ BASELINE_COLUMNS = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the action's arguments."""
     add_source_options(parser)
-    add = parser.add_argument
-    add(
-        "--policies",
-        type=_policies,
-        default=POLICIES,
-        metavar="P,…",
-        help=f"of {', '.join(SCHEDULER_NAMES)}; the first is the baseline (default: {','.join(POLICIES)})",
-    )
-    add(
-        "--loads",
-        type=_loads,
-        metavar="X,…",
-        help=f"{OFFERED_LOAD} (default: {','.join(f'{load:g}' for load in LOADS)})",
-    )
-    add("--seeds", type=count, default=SEEDS, metavar="N", help=f"runs of each point (default: {SEEDS})")
-    add(
-        "--at-latency",
-        type=above_zero,
-        metavar="S",
-        help="seconds per token at which throughputs are compared (default: the baseline's at the load "
-        "nearest 1)",
-    )
+    add = adder(parser)
+    policies = f"of {', '.join(SCHEDULER_NAMES)}; the first is the baseline"
+    add("--policies", policies, _policies, POLICIES, metavar="P,…")
+    loads = f"{OFFERED_LOAD} (default: {','.join(f'{load:g}' for load in LOADS)})"
+    add("--loads", loads, _loads, metavar="X,…")
+    add("--seeds", "runs of each point", count, SEEDS, metavar="N")
+    latency = "seconds per token at which throughputs are compared"
+    add("--at-latency", f"{latency} (default: the baseline's at the load nearest 1)", above_zero, metavar="S")
     add_engine_options(parser)
-    add("--workers", type=count, metavar="N", help="processes (default: one less than there are cores)")
-    add("--out", type=Path, metavar="DIR", help="write sweep.json and sweep.png here")
-    add("--json", action="store_true", help="print JSON instead of tables")
+    add("--workers", "processes (default: one less than there are cores)", count, metavar="N")
+    add("--out", "write sweep.json and sweep.png here", Path, metavar="DIR")
+    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:

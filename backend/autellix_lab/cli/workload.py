@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.table import Table
 
 from autellix_backend.cli.arguments import count
-from autellix_lab.cli.arguments import add_load_options, add_tree_scale, load_options
+from autellix_lab.cli.arguments import add_load_options, add_tree_scale, adder, load_options
 from autellix_lab.cli.console import make_console, number_table
 from autellix_lab.workload.describe import PAPER_ROWS, PaperRow, Statistics, describe
 from autellix_lab.workload.generate import WORKLOADS, generate_programs
@@ -74,9 +74,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _add_generate_options(parser: argparse.ArgumentParser, default: int) -> None:
-    add = parser.add_argument
-    add("-n", "--programs", type=count, default=default, metavar="N", help=f"(default: {default})")
-    add("--seed", type=int, default=0, help="of the generated programs (default: 0)")
+    parser.add_argument(
+        "-n", "--programs", type=count, default=default, metavar="N", help=f"(default: {default})"
+    )
+    adder(parser)("--seed", "of the generated programs", int, 0)
     add_tree_scale(parser)
 
 
