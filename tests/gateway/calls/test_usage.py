@@ -5,7 +5,13 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from autellix_backend.gateway.calls.usage import MAX_REASON, TAIL_BYTES, StreamTail, read_usage
+from autellix_backend.gateway.calls.usage import (
+    MAX_EVENT_BYTES,
+    MAX_REASON,
+    TAIL_EVENTS,
+    StreamTail,
+    read_usage,
+)
 from autellix_backend.observe.settled_call import Usage
 
 USAGE = b'{"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":3}}'
@@ -29,9 +35,9 @@ def test_an_answer_without_usage_has_none(content: bytes) -> None:
 def test_the_last_usage_of_a_stream_counts() -> None:
     tail = StreamTail()
     early = b'data: {"usage":{"prompt_tokens":7,"completion_tokens":1}}\n\n'
-    stream = b"data: " + b"x" * TAIL_BYTES + b"\n\n" + early + b"data:" + USAGE + b"\r\n\r\ndata: {}\n\n"
-    for start in range(0, len(stream), 1000):
-        tail.feed(stream[start : start + 1000])
+    long = b"data: " + b"x" * MAX_EVENT_BYTES + b"\n\n"
+    for lines in (early, long + early, b"data:" + USAGE + b"\r\n\r\n", b"data: {}\n\n", long * TAIL_EVENTS):
+        tail.feed(lines)
     found = tail.usage()
     assert found is not None and found.output_tokens == 3
 

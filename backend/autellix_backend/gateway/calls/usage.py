@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
 from typing import Annotated
 
 import msgspec
@@ -12,11 +11,10 @@ from msgspec.structs import replace
 from autellix_backend.gateway.raw_json import JSON_ERRORS
 from autellix_backend.observe.settled_call import Usage
 
-TAIL_BYTES = 16 * 1024
-"""How much of a stream is kept before its last event; in some dialects the event before it has the usage."""
-
-START_BYTES = 4 * 1024
-"""How much of a stream's start is kept: Anthropic's first event has the tokens of the prompt."""
+TAIL_EVENTS = 16
+"""How many events of a stream are kept before its last one; in some dialects one of these has the usage."""
+MAX_EVENT_BYTES = 16 * 1024
+"""A longer event has no usage, but for the last one of a response."""
 
 REASON_EVENTS = 4
 """How many events before the usage are searched for finish reasons: parallel choices end one by one."""
@@ -113,16 +111,13 @@ def _read_counts(content: bytes) -> _Counts | None:
     return answer.usage or (answer.response.usage if answer.response else None)
 
 
-def _read_start(events: Iterable[bytes]) -> _Counts | None:
+def _read_start(event: bytes) -> _Counts | None:
     """Return the counts of the first event of a message."""
-    for event in events:
-        try:
-            message = _decoder.decode(event).message
-        except JSON_ERRORS:
-            continue
-        if message is not None:
-            return message.usage
-    return None
+    try:
+        message = _decoder.decode(event).message
+    except JSON_ERRORS:
+        return None
+    return None if message is None else message.usage
 
 
 def _events(data: bytes) -> list[bytes]:
@@ -137,30 +132,27 @@ def _read_reasons(content: bytes) -> tuple[str, ...]:
 
 
 class StreamTail:
-    """The first bytes of a relayed stream, and the last TAIL_BYTES of them or a few more."""
+    """The first event of a relayed stream, and the last few."""
 
     def __init__(self) -> None:
-        self._parts: deque[bytes] = deque()
-        self._size = 0
-        self._start = b""
+        self._first = b""
+        self._last: deque[bytes] = deque(maxlen=TAIL_EVENTS)
 
-    def feed(self, data: bytes) -> None:
-        """Append the next bytes."""
-        if len(self._start) < START_BYTES:
-            self._start += data[:START_BYTES]
-        self._parts.append(data)
-        self._size += len(data)
-        while self._size - len(self._parts[0]) >= TAIL_BYTES:
-            self._size -= len(self._parts.popleft())
+    def feed(self, lines: bytes) -> None:
+        """Add the next whole lines."""
+        for event in _events(lines):
+            if len(event) <= MAX_EVENT_BYTES:
+                self._first = self._first or event
+                self._last.append(event)
 
     def usage(self, last_event: bytes = b"", streamed_events: int = 0) -> Usage | None:
-        """Return the last usage in the kept bytes and the stream's last event.
+        """Return the last usage in the kept events and the stream's last event.
 
         The reasons of its end stand in the same event, or in one of the last before it. A message states the
         tokens of its prompt in its first event; if it broke off, its events count as its output.
         """
-        events = _events(b"".join((*self._parts, last_event)))
-        start = _read_start(_events(self._start))
+        events = [*self._last, *_events(last_event)]
+        start = _read_start(self._first)
         for at in reversed(range(len(events))):
             counts = _read_counts(events[at])
             usage = None if counts is None else counts.usage() or _joined(start, counts)
