@@ -161,18 +161,6 @@ async def test_a_wrong_or_missing_secret_is_said_everywhere(
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_without_reports_a_call_is_charged_by_its_tokens() -> None:
-    """And does not wait for a report that will not come; the time in the engine's queue is no service."""
-    behaviour = FakeBehaviour(token_delay_s=0.05)
-    async with engine_of_others(report_secret=None, behaviour=behaviour) as engine, gateway(engine) as rig:
-        await rig.reports("refused")
-        answer = await rig.chat()
-        usage = answer["usage"]
-        nominal_s = 0.005 * (usage["prompt_tokens"] + 2 * usage["completion_tokens"])
-        assert answer["autellix"]["estimated"] is True
-        assert answer["autellix"]["service_s"] == pytest.approx(nominal_s)
-
-
 async def test_calls_that_wait_are_sent_when_the_engine_shows_its_scheduler() -> None:
     address = free_address()
     behaviour = FakeBehaviour(token_delay_s=0.02, output_tokens=1000)

@@ -258,26 +258,6 @@ async def test_a_tenant_can_neither_see_nor_end_anothers_programs(serve: Any, te
         assert await status("GET", PROGRAMS + "/p", "red") == 404
 
 
-async def test_strict_identity_holds_within_a_tenant(serve: Any, tenants_file: Path) -> None:
-    async with serve(tenants_file=tenants_file, strict_identity=True) as rig:
-        tokens = {}
-        for name in ("red", "blue"):
-            start = rig.client.post(rig.url + SESSIONS, json={"session_id": "s"}, headers=bearer(name))
-            async with start as response:
-                tokens[name] = (await response.json())["token"]
-        assert tokens["red"] != tokens["blue"]
-
-        async def status(name: str, token: str) -> int:
-            ids = {"X-Autellix-Session-ID": "s", "X-Autellix-Session-Token": token}
-            body = rig.client.post(rig.url + CHAT, json=HELLO, headers=bearer(name, **ids))
-            async with body as response:
-                return int(response.status)
-
-        assert await status("red", tokens["red"]) == 200
-        assert await status("red", tokens["blue"]) == 401
-        assert await status("blue", tokens["red"]) == 401
-
-
 @pytest.mark.parametrize(
     ("has_tenants", "api_key", "expected"),
     [
