@@ -14,7 +14,8 @@ from tests.waiting import PATIENCE_S, until
 
 from autellix_backend.gateway.engines import upstream
 from autellix_backend.gateway.errors import InvalidRequestError
-from autellix_backend.settings import GatewaySettings
+from autellix_backend.observe.metrics import GatewayMetrics
+from autellix_backend.settings import Settings
 from autellix_lab.fakes.engine import FakeEngine
 
 CHAT = "/v1/chat/completions"
@@ -85,7 +86,7 @@ async def heads_of_requests(path: str = "") -> Any:
 
     engine = FakeEngine()
     engine.is_alive = lambda: True  # type: ignore[method-assign]
-    requests = upstream.Upstream(engine, GatewaySettings(), lambda: None)
+    requests = upstream.Upstream(engine, Settings(), GatewayMetrics())
     requests.open()
     async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
         engine.base_url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}{path}"

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
 
 from autellix_backend.core.balance import EngineLoad
 from autellix_backend.core.balance.memory import MemoryReport
 from autellix_backend.core.balance.speed import Speed, SpeedEstimate
 from autellix_backend.engines.base import Engine
 from autellix_backend.engines.ray_replica import RayReplica
-from autellix_backend.engines.remote import RemoteEngine
 from autellix_backend.engines.report_client import LinkState, ReportClient
 from autellix_backend.engines.supervisor import EngineChange, EngineState, Supervisor
 from autellix_backend.gateway.engines.ended import EndedPrograms
@@ -38,9 +36,9 @@ MAX_WAITING_BYTES = 2**30
 class AdmissionBounds:
     """Admits calls while both bounds hold; a call counts until the first byte of its answer."""
 
-    def __init__(self, engine: str, on_refusal: Callable[[str], None]) -> None:
+    def __init__(self, engine: str, metrics: GatewayMetrics) -> None:
         self._engine = engine
-        self._on_refusal = on_refusal
+        self._metrics = metrics
         self.calls = 0
         self.size_bytes = 0
 
@@ -56,7 +54,7 @@ class AdmissionBounds:
         """
         if not self.has_room(size_bytes):
             is_full = self.calls >= MAX_WAITING_CALLS
-            self._on_refusal("queue_calls" if is_full else "queue_bytes")
+            self._metrics.count_refusal("", "queue_calls" if is_full else "queue_bytes")
             limit = f"{MAX_WAITING_CALLS} calls" if is_full else f"{MAX_WAITING_BYTES} bytes"
             raise OverloadedError(self._engine, limit)
         self.add(size_bytes)
@@ -104,7 +102,6 @@ class EngineHandle:
             on_link_change: Is called after each change of the report link.
         """
         limits = settings.engine
-        on_refusal = partial(metrics.count_refusal, "")
         self.engine = engine
         self.name = engine.name
         """The name that receipts show."""
@@ -117,22 +114,13 @@ class EngineHandle:
             engine=engine.name,
             ordering=make_ordering(engine, settings),
             supervisor=self.supervisor,
-            full=f"all {limits.max_in_flight} slots of {engine.name} are taken",
-            recovery_wait_s=settings.gateway.recovery_wait_s,
-            wait_s=metrics.queue_s.labels(engine.name),
+            settings=settings,
+            metrics=metrics,
             can_move=can_move,
-            on_refusal=on_refusal,
             clock=clock,
         )
-        self.bounds = AdmissionBounds(engine.name, on_refusal)
-        self.upstream = Upstream(
-            engine,
-            settings.gateway,
-            metrics.retries.labels(engine.name).inc,
-            api_key=limits.api_key,
-            authorization=engine.authorization if isinstance(engine, RemoteEngine) else None,
-            hides_keys=hides_keys,
-        )
+        self.bounds = AdmissionBounds(engine.name, metrics)
+        self.upstream = Upstream(engine, settings, metrics, hides_keys=hides_keys)
         self.link = ReportClient(
             engine.report_secret if isinstance(engine, RayReplica) else limits.report_secret,
             gateway_id,

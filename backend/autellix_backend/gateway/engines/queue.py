@@ -14,13 +14,13 @@ import math
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
-from prometheus_client import Histogram
-
 from autellix_backend.core.arrival import Arrival
 from autellix_backend.engines.supervisor import EngineState, Supervisor
 from autellix_backend.gateway.engines.ordering import Ordering, Wait
 from autellix_backend.gateway.errors import EngineUnavailableError, ShuttingDownError
+from autellix_backend.observe.metrics import GatewayMetrics
 from autellix_backend.observe.settled_call import Usage
+from autellix_backend.settings import Settings
 
 RETRY_S = 0.5
 """How long no call is sent after one that found no connection to the engine."""
@@ -60,16 +60,10 @@ class EngineQueue:
     engine: str
     ordering: Ordering
     supervisor: Supervisor
-    full: str
-    """Why a call waits if the engine can be reached."""
-    recovery_wait_s: float
-    """How long a call waits for an engine that is down."""
-    wait_s: Histogram
-    """Observes the time that calls spend in the queue."""
+    settings: Settings
+    metrics: GatewayMetrics
     can_move: Callable[[], bool]
     """Returns whether another engine accepts calls."""
-    on_refusal: Callable[[str], None]
-    """Is called with the reason of each refusal."""
     clock: Callable[[], float]
     is_draining: bool = False
     """Whether queued calls should move to other engines."""
@@ -94,8 +88,11 @@ class EngineQueue:
         """Return why a call waits here, None if it does not."""
         if key not in self._queued:
             return None
-        inactive = self.ordering.inactive(key)
-        return self._obstacle() or (self.full if inactive is None else f"{inactive.text} ({ESTIMATED})")
+        if (obstacle := self._obstacle()) is not None:
+            return obstacle
+        inactive, slots = self.ordering.inactive(key), self.settings.engine.max_in_flight
+        full = f"all {slots} slots of {self.engine} are taken"
+        return full if inactive is None else f"{inactive.text} ({ESTIMATED})"
 
     @property
     def has_policy(self) -> bool:
@@ -211,10 +208,10 @@ class EngineQueue:
         now, since_s = self.clock(), call.unreachable_since_s
         if since_s is None:
             since_s = max(call.since_s, now if self._lost_since_s is None else self._lost_since_s)
-        return now - since_s >= self.recovery_wait_s
+        return now - since_s >= self.settings.gateway.recovery_wait_s
 
     def _refuse(self, call: QueuedCall, error: Exception, reason: str) -> None:
-        self.on_refusal(reason)
+        self.metrics.count_refusal("", reason)
         del self._queued[call.arrival.call_id]
         call.turn.set_exception(error)
 
@@ -245,4 +242,4 @@ class EngineQueue:
         call.wait_s += wait.wait_s
         call.inactive_s += wait.inactive_s
         call.counted_wait_s += wait.counted_s
-        self.wait_s.observe(wait.wait_s)
+        self.metrics.queue_s.labels(self.engine).observe(wait.wait_s)

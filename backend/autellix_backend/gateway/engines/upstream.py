@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
 import aiohttp
@@ -12,6 +12,7 @@ from aiohttp.http_exceptions import BadHttpMessage, PayloadEncodingError
 from yarl import URL
 
 from autellix_backend.engines.base import Engine
+from autellix_backend.engines.remote import RemoteEngine
 from autellix_backend.gateway.errors import (
     EngineAnswerError,
     EngineTimeoutError,
@@ -19,8 +20,9 @@ from autellix_backend.gateway.errors import (
     GatewayError,
     InvalidRequestError,
 )
+from autellix_backend.observe.metrics import GatewayMetrics
 from autellix_backend.reports.request_ids import MARK
-from autellix_backend.settings import GatewaySettings
+from autellix_backend.settings import Settings
 
 KEEPALIVE_S = 2.0
 """How long a connection is kept without a request: less than vLLM's 5 s, so that no request meets one that
@@ -78,28 +80,27 @@ class Upstream:
     def __init__(
         self,
         engine: Engine,
-        settings: GatewaySettings,
-        on_retry: Callable[[], None],
+        settings: Settings,
+        metrics: GatewayMetrics,
         *,
-        api_key: str | None = None,
-        authorization: str | None = None,
         hides_keys: bool = False,
     ) -> None:
         """Create it without connections.
 
         Args:
             engine: The engine to send requests to.
-            settings: Timeouts.
-            on_retry: Is called for each request that is sent again.
-            api_key: The key for the engine, in place of the client's.
-            authorization: The credentials in the engine's address, used without `api_key`.
+            settings: Timeouts, and the key for the engine in place of the client's.
+            metrics: Count the requests that are sent again.
             hides_keys: Whether clients' keys are the gateway's own, which no engine may see.
         """
         self._engine = engine
-        self._authorization = authorization if api_key is None else f"Bearer {api_key}"
+        api_key = settings.engine.api_key
+        # Without a key of our own, the credentials in the engine's address are used.
+        in_address = engine.authorization if isinstance(engine, RemoteEngine) else None
+        self._authorization = in_address if api_key is None else f"Bearer {api_key}"
         self._hides_keys = hides_keys or self._authorization is not None
-        self._settings = settings
-        self.on_retry = on_retry
+        self._settings = settings.gateway
+        self.on_retry = metrics.retries.labels(engine.name).inc
         self._session: aiohttp.ClientSession | None = None
         self._ending: set[aiohttp.ClientResponse] = set()
         """Responses of which everything but their end has come."""
