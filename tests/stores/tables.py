@@ -63,7 +63,7 @@ class Table:
         while self._opened:
             await self._opened.pop().close()
 
-    def _make(self, policy: str, **options: Any) -> Any:
+    def _make(self, policy: str, **options: Any) -> ProgramStore:
         rule = make_policy(policy)
         memory = MemoryStore(rule, program_idle_s=IDLE_S, session_ttl_s=SESSION_TTL_S)
         if self._kind == "memory":

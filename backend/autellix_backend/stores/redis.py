@@ -121,6 +121,10 @@ class RedisStore:
         finally:
             await self._scripts.close()
 
+    def failure(self) -> str | None:
+        """Return None: this store raises instead."""
+        return None
+
     async def begin(self, call: CallStart, now: float) -> Inherited:
         """Add a running call."""
         now_s = self.clock.shared(now)
