@@ -19,7 +19,7 @@ import asyncio
 import statistics
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -59,23 +59,6 @@ class Load:
     elapsed_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """The figures of one way under one load."""
-
-    load: str
-    clients: int
-    way: str
-    calls: int
-    cpu_ms: float
-    """CPU time for a call; zero without a proxy."""
-    times_plain: float
-    """CPU time as a multiple of the plain pass-through's."""
-    added_p50_ms: float
-    added_p99_ms: float
-    calls_per_s: float
-
-
 def body(load: str) -> dict[str, Any]:
     """Return the body of a call."""
     messages = [{"role": "user", "content": PROMPT}]
@@ -110,23 +93,16 @@ async def add(found: Load, way: Proxy, load: str, clients: int, seconds: float) 
         found.cpu_s += way.processor_s() - cpu_s
 
 
-def rows(load: str, clients: int, found: dict[str, Load]) -> Iterator[Row]:
-    """Return the figures of each way."""
-    plain = found[PLAIN]
+def print_rows(load: str, clients: int, found: dict[str, Load]) -> None:
+    """Print lines of a Markdown table; CPU time is for a call, and over that of the plain pass-through."""
+    plain_s = found[PLAIN].cpu_s / len(found[PLAIN].calls_s)
     for way, each in found.items():
         cpu_s = each.cpu_s / len(each.calls_s)
         p50_s, p99_s = (_percentile(each, part) - _percentile(found[DIRECT], part) for part in (50, 99))
-        yield Row(
-            load=load,
-            clients=clients,
-            way=way,
-            calls=len(each.calls_s),
-            cpu_ms=1e3 * cpu_s,
-            times_plain=cpu_s / (plain.cpu_s / len(plain.calls_s)),
-            added_p50_ms=1e3 * p50_s,
-            added_p99_ms=1e3 * p99_s,
-            calls_per_s=len(each.calls_s) / each.elapsed_s,
-        )
+        costs = f"{1e3 * cpu_s:.3f} | {cpu_s / plain_s:.2f}" if cpu_s else "|"
+        added = f"{1e3 * p50_s:.2f} | {1e3 * p99_s:.2f}" if way != DIRECT else "|"
+        per_s = len(each.calls_s) / each.elapsed_s
+        print(f"| {load} | {clients} | {way} | {costs} | {added} | {per_s:.0f} |", flush=True)
 
 
 def _percentile(load: Load, percent: int) -> float:
@@ -182,16 +158,7 @@ async def measure(options: argparse.Namespace) -> None:
                             print(f"{way.name} is left out from here on: {error!r}", file=sys.stderr)
                             ways.remove(way)
                             del loads[way.name]
-                print_rows(rows(load, clients, loads))
-
-
-def print_rows(found: Iterable[Row]) -> None:
-    """Print lines of a Markdown table."""
-    for row in found:
-        costs = f"{row.cpu_ms:.3f} | {row.times_plain:.2f}" if row.cpu_ms else "|"
-        added = f"{row.added_p50_ms:.2f} | {row.added_p99_ms:.2f}" if row.way != DIRECT else "|"
-        print(f"| {row.load} | {row.clients} | {row.way} | {costs} | {added} | {row.calls_per_s:.0f} |")
-    sys.stdout.flush()
+                print_rows(load, clients, loads)
 
 
 def main() -> None:

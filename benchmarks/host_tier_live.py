@@ -1,6 +1,6 @@
 """Plays tool programs on vLLM's CPU engine with scarce KV memory, with and without blocks in host memory.
 
-    python benchmarks/host_tier_live.py [--programs 12] [--rounds 1] [--json OUT]
+    python benchmarks/host_tier_live.py [--programs 12] [--rounds 1]
 
 vLLM runs in this process, stepped by hand. Programs arrive some steps apart, more of them than memory holds,
 and make each call when the one before has ended. The schedulers take turns. Reported: program latency in
@@ -17,7 +17,6 @@ import random
 import statistics
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 os.environ.update(
@@ -125,7 +124,6 @@ def main() -> None:
     parser.add_argument("--length-scale", type=float, default=0.25)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--cases", type=lambda text: text.split(";"), default=list(CASES))
-    parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     traces = [
         fit_program(trace, length_scale=arguments.length_scale, max_context_tokens=MAX_CONTEXT_TOKENS - 96)
@@ -153,8 +151,6 @@ def main() -> None:
     for case in arguments.cases if base else ():
         mean = statistics.fmean(run["mean_s"] for run in runs if run["case"] == case)
         print(f"{case}: {mean / statistics.fmean(base):.2f} of fcfs in mean seconds")
-    if arguments.json:
-        arguments.json.write_text(json.dumps(runs, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

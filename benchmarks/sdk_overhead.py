@@ -64,11 +64,6 @@ def compare(work: Callable[[], float], rounds: int) -> dict[str, float]:
     }
 
 
-def each(seconds: float, count: int) -> float:
-    """Return the seconds of one of many."""
-    return seconds / count
-
-
 def time_calls(count: int) -> Callable[[], float]:
     """Make calls of one program through a transport that answers at once."""
     base: Any = openai._base_client
@@ -147,7 +142,7 @@ def time_dead_calls(count: int) -> Callable[[], float]:
                 client.chat.completions.create(model="m", messages=MESSAGES)
             except openai.APIConnectionError:
                 continue
-        return each(time.perf_counter() - started_s, count)
+        return (time.perf_counter() - started_s) / count
 
     return work
 
@@ -166,7 +161,7 @@ def time_tasks(count: int) -> Callable[[], float]:
             for _ in range(20):
                 started_s = time.perf_counter()
                 tasks = [asyncio.create_task(_nothing()) for _ in range(count)]
-                times.append(each(time.perf_counter() - started_s, count))
+                times.append((time.perf_counter() - started_s) / count)
                 await asyncio.gather(*tasks)
         return statistics.median(times)
 
@@ -183,7 +178,7 @@ def time_threads(count: int) -> Callable[[], float]:
                 thread = threading.Thread(target=int)
                 thread.start()
                 thread.join()
-            return each(time.perf_counter() - started_s, count)
+            return (time.perf_counter() - started_s) / count
 
     return work
 
@@ -198,7 +193,7 @@ def time_jobs(count: int) -> Callable[[], float]:
             futures = [pool.submit(int) for _ in range(count)]
             for future in futures:
                 future.result()
-            return each(time.perf_counter() - started_s, count)
+            return (time.perf_counter() - started_s) / count
 
     return work
 

@@ -48,32 +48,6 @@ TIMEOUT_MS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Operations:
-    """A store's throughput."""
-
-    store: str
-    callers: int
-    per_s: float
-    p50_us: float
-    p99_us: float
-    own_us: float
-    """CPU time of the caller's process per operation."""
-    redis_us: float
-
-
-@dataclass(frozen=True, slots=True)
-class Calls:
-    """The cost of calls through gateways."""
-
-    store: str
-    gateways: int
-    per_s: float
-    gateway_ms: float
-    """CPU time of all gateways per call."""
-    redis_ms: float
-
-
-@dataclass(frozen=True, slots=True)
 class Server:
     """A Redis server of our own."""
 
@@ -155,8 +129,8 @@ async def make_call(store: ProgramStore, program: int, number: int, times_s: lis
 
 async def measure_store(
     kind: str, server: Server, programs: int, calls: int, callers: tuple[int, ...]
-) -> tuple[list[Operations], float]:
-    """Return a full store's throughput, and Redis's bytes per program with one finished call."""
+) -> tuple[list[str], float]:
+    """Return a full store's throughput in lines, and Redis's bytes per program with one finished call."""
     with Redis.from_url(server.url) as admin:
         empty_bytes = _used_bytes(admin)
         async with opened(kind, server.url) as store:
@@ -170,16 +144,14 @@ async def measure_store(
                 start_s, own_s, redis_s = time.perf_counter(), time.process_time(), server.processor_s()
                 times_s = await _spread(store, chosen, numbers, count)
                 cuts = statistics.quantiles(times_s, n=100, method="inclusive")
-                row = Operations(
-                    store=kind,
-                    callers=count,
-                    per_s=len(times_s) / (time.perf_counter() - start_s),
-                    p50_us=1e6 * cuts[49],
-                    p99_us=1e6 * cuts[98],
-                    own_us=1e6 * (time.process_time() - own_s) / len(times_s),
-                    redis_us=1e6 * (server.processor_s() - redis_s) / len(times_s),
+                microseconds = (
+                    1e6 * cuts[49],
+                    1e6 * cuts[98],
+                    1e6 * (time.process_time() - own_s) / len(times_s),
+                    1e6 * (server.processor_s() - redis_s) / len(times_s),
                 )
-                rows.append(row)
+                figures = (len(times_s) / (time.perf_counter() - start_s), *microseconds)
+                rows.append(f"{kind:12} {count:8} " + " ".join(f"{value:8.0f}" for value in figures))
         admin.flushall()
     return rows, (full_bytes - empty_bytes) / programs
 
@@ -202,8 +174,8 @@ def _used_bytes(admin: Redis) -> int:
     return int(admin.info("memory")["used_memory"])
 
 
-async def measure_gateways(kind: str, server: Server, count: int, calls: int, at_once: int) -> Calls:
-    """Return the cost of calls through a number of gateways."""
+async def measure_gateways(kind: str, server: Server, count: int, calls: int, at_once: int) -> str:
+    """Return the cost of calls through a number of gateways, in a line."""
     url = server.url if kind == "redis" else "memory://"
     settings = Settings(store=StoreSettings(url=url, key_prefix=f"gateways-{count}", timeout_ms=TIMEOUT_MS))
     engine = FakeEngine(FakeBehaviour(output_tokens=16))
@@ -219,7 +191,8 @@ async def measure_gateways(kind: str, server: Server, count: int, calls: int, at
         gateways_s = sum(way.processor_s() for way in ways) - gateways_s
         redis_s = server.processor_s() - redis_s
     await engine.stop()
-    return Calls(kind, count, calls / elapsed_s, 1e3 * gateways_s / calls, 1e3 * redis_s / calls)
+    costs = f"{1e3 * gateways_s / calls:8.3f} {1e3 * redis_s / calls:8.3f}"
+    return f"{kind:12} {count:8} {calls / elapsed_s:8.0f} {costs}"
 
 
 async def _drive(client: aiohttp.ClientSession, ways: list[proxies.Proxy], calls: int, at_once: int) -> None:
@@ -244,7 +217,7 @@ def _client() -> aiohttp.ClientSession:
 async def run(options: argparse.Namespace) -> None:
     """Measure everything and print it."""
     with redis_server(options.redis_server) as server:
-        operations: list[Operations] = []
+        operations: list[str] = []
         for kind in ("memory", "redis", "fallback"):
             rows, program_bytes = await measure_store(
                 kind, server, options.programs, options.calls, (1, options.at_once)
@@ -262,13 +235,9 @@ async def run(options: argparse.Namespace) -> None:
         f"{'store':12} {'callers':>8} {'ops/s':>8} {'p50 us':>8} {'p99 us':>8} {'own us':>8} {'redis us':>8}"
     )
     print(head)
-    for row in operations:
-        figures = (row.per_s, row.p50_us, row.p99_us, row.own_us, row.redis_us)
-        print(f"{row.store:12} {row.callers:8} " + " ".join(f"{value:8.0f}" for value in figures))
+    print("\n".join(operations))
     print(f"{'store':12} {'gateways':>8} {'calls/s':>8} {'gw ms':>8} {'redis ms':>8}")
-    for cost in calls:
-        figures = f"{cost.per_s:8.0f} {cost.gateway_ms:8.3f} {cost.redis_ms:8.3f}"
-        print(f"{cost.store:12} {cost.gateways:8} {figures}")
+    print("\n".join(calls))
 
 
 def main() -> None:

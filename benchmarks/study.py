@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from study_cases import STUDIES, Group, Study
@@ -32,7 +33,8 @@ def chosen(group: Group, names: Sequence[str] | None) -> Group:
     base = next(iter(group.cases))
     if names is None:
         return group
-    return group.with_cases({name: case for name, case in group.cases.items() if name in (base, *names)})
+    cases = {name: case for name, case in group.cases.items() if name in (base, *names)}
+    return replace(group, cases=cases)
 
 
 def run_group(

@@ -52,10 +52,6 @@ class Group:
     gap_s: float = 0.0
     """Median time of a tool, log-normal with sigma 1; 0 for no gaps."""
 
-    def with_cases(self, cases: Mapping[str, SimSettings]) -> Group:
-        """Return the group with other cases."""
-        return replace(self, cases=cases)
-
     def prepare(self, programs: Sequence[ProgramTrace]) -> Sequence[ProgramTrace]:
         """Return the programs, with a gap before each call but a program's first."""
         if not self.gap_s:
@@ -275,19 +271,6 @@ def host_tier(_costs: Path | None) -> Study:
 # Several engines.
 
 
-def engines_of(model: EngineModel, speeds: Sequence[float], balancer: str, **changes: Any) -> SimSettings:
-    """Return engines of these speeds under the default policy, and a balancer."""
-    scheduler = SchedulerConfig(**{name: changes.pop(name) for name in ("preemption",) if name in changes})
-    return SimSettings(
-        model=model,
-        scheduler=scheduler,
-        engines=len(speeds),
-        engine_speeds=tuple(speeds),
-        balancer=balancer,
-        **changes,
-    )
-
-
 def balance_memory(_costs: Path | None) -> Study:
     """Return the study of balancers under admission, over `locality-bounded`."""
     whole, quarter = (1.0, True), (0.25, True)
@@ -299,14 +282,25 @@ def balance_memory(_costs: Path | None) -> Study:
         "tree": (whole,),
         **dict.fromkeys(HELD_OUT, (whole, quarter)),
     }
-    sets = {"2 engines": (1.0, 1.0), "4 engines": (1.0,) * 4, "slow and fast": (0.6, 1.4)}
+    sets: dict[str, tuple[float, ...]] = {
+        "2 engines": (1.0, 1.0),
+        "4 engines": (1.0,) * 4,
+        "slow and fast": (0.6, 1.4),
+    }
     names = ("locality-bounded", *(name for name in BALANCER_NAMES if name != "locality-bounded"))
 
     def groups(workload: str) -> dict[str, Group]:
         return {
             f"KV {share:g}{'' if shares else ', private'}, {title}": Group(
                 cases={
-                    name: engines_of(engine(workload).with_kv(share), speeds, name, shares_prefixes=shares)
+                    name: SimSettings(
+                        model=engine(workload).with_kv(share),
+                        scheduler=SchedulerConfig(),
+                        engines=len(speeds),
+                        engine_speeds=speeds,
+                        balancer=name,
+                        shares_prefixes=shares,
+                    )
                     for name in names
                 },
                 count_factor=len(speeds),

@@ -118,10 +118,6 @@ def summarise(found: Found) -> dict[str, Any]:
         )
         summary[title] = engine.to_mapping()
         summary[f"{title}_errors"] = dict(fit.errors)
-    summary["step_s"] = {
-        "plain": step_times(found.calls[False]),
-        "storing": step_times(found.calls[True]),
-    }
     summary["swaps"] = {
         direction: {
             **dict(zip(("jobs", "blocks", "seconds"), map(sum, zip(*moves, strict=True)), strict=True)),
@@ -131,15 +127,6 @@ def summarise(found: Found) -> dict[str, Any]:
         for direction, moves in found.moves.items()
     }
     return {**summary, "resumed": resume_rows(found.resumed)}
-
-
-def step_times(calls: Sequence[MeasuredCall]) -> dict[str, float]:
-    """Return the mean step of each mix, over its rounds: what the fits of two engines are compared by."""
-    times: dict[str, list[float]] = {}
-    for call in calls:
-        mix = call.mix.rpartition(" ")[0]
-        times.setdefault(mix, []).append(call.service_s / call.engine_steps)
-    return {mix: statistics.fmean(each) for mix, each in times.items()}
 
 
 def resume_all(engine: SteppedEngine, moves: dict[str, list[Moved]]) -> list[Resumed]:

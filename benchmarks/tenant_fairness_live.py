@@ -20,7 +20,7 @@ import random
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +49,6 @@ class Side:
     service_s: float = 0.0
     wait_s: float = 0.0
     preemptions: int = 0
-    levels: dict[int, int] = field(default_factory=dict)
-    """Calls by the level at which they ended."""
 
     def take(self, receipt: dict[str, Any]) -> None:
         """Count one call."""
@@ -58,8 +56,6 @@ class Side:
         self.service_s += receipt["service_s"]
         self.wait_s += receipt["wait_s"]
         self.preemptions += receipt["preemptions"] or 0
-        level = receipt["level"] or 0
-        self.levels[level] = self.levels.get(level, 0) + 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

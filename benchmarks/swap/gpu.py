@@ -20,7 +20,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -30,18 +29,11 @@ from gpu_plan import CellResult, cells, verdicts
 ROOT = Path(__file__).resolve().parents[2]
 DRIVER = ROOT / "csrc" / "tests" / "cuda_driver.cpp"
 ROUNDS = ROOT / "benchmarks" / "swap" / "gpu_rounds.cu"
-PLAYS = (("schedules", 200), ("threads", 20), ("exit", 1))
+PLAYS = {False: (("schedules", 200), ("threads", 20)), True: (("schedules", 10), ("threads", 2))}
+"""Modes of the test and how often each plays, by whether the run is dry."""
+ROUNDS_OF_CELL = {False: 15, True: 1}
 TIMED_S = 300
 """After this time each cell gets no more than three rounds."""
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """How much one run does."""
-
-    plays: tuple[tuple[str, int], ...]
-    rounds: int
-    is_dry: bool
 
 
 def main() -> int:
@@ -52,11 +44,9 @@ def main() -> int:
     parser.add_argument("--json", type=Path, default=Path("swap-gpu.json"))
     parser.add_argument("--stand-in", action="store_true", help="no card: a dry run over the stand-in")
     arguments = parser.parse_args()
-    dry = Run(plays=(("schedules", 10), ("threads", 2), ("exit", 1)), rounds=1, is_dry=True)
-    run = dry if arguments.stand_in else Run(plays=PLAYS, rounds=15, is_dry=False)
     with tempfile.TemporaryDirectory(prefix="autellix-swap-") as folder:
         try:
-            report = measure(run, Path(folder))
+            report = measure(Path(folder), is_dry=arguments.stand_in)
         except subprocess.CalledProcessError as error:
             print(f"gpu: {error}\n{error.stdout or ''}{error.stderr or ''}", file=sys.stderr)
             return 1
@@ -65,20 +55,20 @@ def main() -> int:
     return 0
 
 
-def measure(run: Run, folder: Path) -> dict[str, Any]:
+def measure(folder: Path, *, is_dry: bool) -> dict[str, Any]:
     """Build, check and time; return the report.
 
     Raises:
         subprocess.CalledProcessError: a compiler or a check failed.
     """
-    build = _build_dry if run.is_dry else _build_for_card
+    build = _build_dry if is_dry else _build_for_card
     driver = build(folder / "driver", DRIVER)
-    plays = [_run(driver, mode, "1", str(count)).strip() for mode, count in run.plays]
-    plan = "".join(f"{one.page_bytes} {one.blocks} {one.layers}\n" for one in cells(is_dry=run.is_dry))
+    plays = [_run(driver, mode, "1", str(count)).strip() for mode, count in (*PLAYS[is_dry], ("exit", 1))]
+    plan = "".join(f"{one.page_bytes} {one.blocks} {one.layers}\n" for one in cells(is_dry=is_dry))
     program = build(folder / "rounds", ROUNDS)
-    lines = _run(program, str(run.rounds), str(TIMED_S), str(int(not run.is_dry)), given=plan)
+    lines = _run(program, str(ROUNDS_OF_CELL[is_dry]), str(TIMED_S), str(int(not is_dry)), given=plan)
     return {
-        "is_dry": run.is_dry,
+        "is_dry": is_dry,
         "plays": [line for line in plays if line],
         "lines": [json.loads(line) for line in lines.splitlines()],
     }
