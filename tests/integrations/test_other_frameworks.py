@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
+import openai
 import pytest
 
 import autellix
 from autellix.testing import RecordingBackend, tool_call
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 # These libraries warn, and leave clients open.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -31,6 +31,21 @@ def _collected() -> Iterator[None]:
     """Collect what a library has left open here, where its warnings are ignored."""
     yield
     gc.collect()
+
+
+@pytest.fixture
+async def client(backend: RecordingBackend) -> AsyncIterator[Any]:
+    """The client of the tools, where the agent's calls are scripted."""
+    backend.answer = script
+    async with openai.AsyncOpenAI(base_url=backend.url, api_key="key") as made:
+        yield made
+
+
+@pytest.fixture
+def sync_client(backend: RecordingBackend) -> Iterator[Any]:
+    backend.answer = script
+    with openai.OpenAI(base_url=backend.url, api_key="key") as made:
+        yield made
 
 
 def script(body: dict[str, Any]) -> str | dict[str, Any]:
@@ -94,64 +109,43 @@ def contents(backend: RecordingBackend) -> dict[str, tuple[str, ...] | None]:
     }
 
 
-async def test_openai_agents(backend: RecordingBackend) -> None:
+async def test_openai_agents(backend: RecordingBackend, client: Any) -> None:
     """One program: parallel tools are branches, and the answer depends on both."""
     agents: Any = pytest.importorskip("agents")
-    import openai
-
-    backend.answer = script
     agents.set_tracing_disabled(True)
-
-    async with openai.AsyncOpenAI(base_url=backend.url, api_key="key") as client:
-        model = agents.OpenAIChatCompletionsModel(model="m", openai_client=client)
-        tools = [agents.function_tool(tool) for tool in make_tools(client).values()]
-        agent = agents.Agent(name="researcher", instructions="Help.", model=model, tools=tools)
-        with autellix.program("researcher"):
-            result = await agents.Runner.run(agent, "question")
-        assert result.final_output == "done"
-    check(backend)
+    model = agents.OpenAIChatCompletionsModel(model="m", openai_client=client)
+    tools = [agents.function_tool(tool) for tool in make_tools(client).values()]
+    agent = agents.Agent(name="researcher", instructions="Help.", model=model, tools=tools)
+    with researching(backend):
+        result = await agents.Runner.run(agent, "question")
+    assert result.final_output == "done"
 
 
-async def test_microsoft_agent_framework(backend: RecordingBackend) -> None:
+async def test_microsoft_agent_framework(backend: RecordingBackend, client: Any) -> None:
     framework: Any = pytest.importorskip("agent_framework")
     clients: Any = pytest.importorskip("agent_framework_openai")
-    import openai
-
-    backend.answer = script
-
-    async with openai.AsyncOpenAI(base_url=backend.url, api_key="key") as client:
-        chat = clients.OpenAIChatCompletionClient(model="m", async_client=client)
-        tools = list(make_tools(client).values())
-        agent = framework.Agent(client=chat, name="researcher", instructions="Help.", tools=tools)
-        with autellix.program("researcher"):
-            answer = await agent.run("question")
-        assert answer.text == "done"
-    check(backend)
+    chat = clients.OpenAIChatCompletionClient(model="m", async_client=client)
+    tools = list(make_tools(client).values())
+    agent = framework.Agent(client=chat, name="researcher", instructions="Help.", tools=tools)
+    with researching(backend):
+        answer = await agent.run("question")
+    assert answer.text == "done"
 
 
-async def test_pydantic_ai(backend: RecordingBackend) -> None:
+async def test_pydantic_ai(backend: RecordingBackend, client: Any) -> None:
     pydantic_ai: Any = pytest.importorskip("pydantic_ai")
     models: Any = pytest.importorskip("pydantic_ai.models.openai")
     providers: Any = pytest.importorskip("pydantic_ai.providers.openai")
-    import openai
-
-    backend.answer = script
-
-    async with openai.AsyncOpenAI(base_url=backend.url, api_key="key") as client:
-        model = models.OpenAIChatModel("m", provider=providers.OpenAIProvider(openai_client=client))
-        agent = pydantic_ai.Agent(model, tools=list(make_tools(client).values()))
-        with autellix.program("researcher"):
-            result = await agent.run("question")
-        assert result.output == "done"
-    check(backend)
+    model = models.OpenAIChatModel("m", provider=providers.OpenAIProvider(openai_client=client))
+    agent = pydantic_ai.Agent(model, tools=list(make_tools(client).values()))
+    with researching(backend):
+        result = await agent.run("question")
+    assert result.output == "done"
 
 
-async def test_llama_index(backend: RecordingBackend) -> None:
+async def test_llama_index(backend: RecordingBackend, client: Any) -> None:
     workflow: Any = pytest.importorskip("llama_index.core.agent.workflow")
     openai_like: Any = pytest.importorskip("llama_index.llms.openai_like")
-    import openai
-
-    backend.answer = script
     llm = openai_like.OpenAILike(
         model="m",
         api_base=backend.url,
@@ -161,57 +155,42 @@ async def test_llama_index(backend: RecordingBackend) -> None:
         max_retries=0,
     )
 
-    async with openai.AsyncOpenAI(base_url=backend.url, api_key="key") as client:
-        tools = list(make_tools(client).values())
-        agent = workflow.FunctionAgent(tools=tools, llm=llm, streaming=False)
-        with autellix.program("researcher"):
-            answer = await agent.run("question")
-        assert str(answer) == "done"
-    check(backend)
+    tools = list(make_tools(client).values())
+    agent = workflow.FunctionAgent(tools=tools, llm=llm, streaming=False)
+    with researching(backend):
+        answer = await agent.run("question")
+    assert str(answer) == "done"
 
 
-async def test_agno(backend: RecordingBackend) -> None:
+async def test_agno(backend: RecordingBackend, client: Any) -> None:
     agents: Any = pytest.importorskip("agno.agent")
     models: Any = pytest.importorskip("agno.models.openai.like")
-    import openai
-
-    backend.answer = script
-
-    async with openai.AsyncOpenAI(base_url=backend.url, api_key="key") as client:
-        model = models.OpenAILike(id="m", base_url=backend.url, api_key="key")
-        agent = agents.Agent(model=model, tools=list(make_tools(client).values()), telemetry=False)
-        with autellix.program("researcher"):
-            answer = await agent.arun("question")
-        assert answer.content == "done"
-    check(backend)
+    model = models.OpenAILike(id="m", base_url=backend.url, api_key="key")
+    agent = agents.Agent(model=model, tools=list(make_tools(client).values()), telemetry=False)
+    with researching(backend):
+        answer = await agent.arun("question")
+    assert answer.content == "done"
 
 
-def test_haystack(backend: RecordingBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_haystack(backend: RecordingBackend, sync_client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HAYSTACK_TELEMETRY_ENABLED", "False")
     agents: Any = pytest.importorskip("haystack.components.agents")
     chat: Any = pytest.importorskip("haystack.components.generators.chat")
     messages: Any = pytest.importorskip("haystack.dataclasses")
     tools: Any = pytest.importorskip("haystack.tools")
     secrets: Any = pytest.importorskip("haystack.utils")
-    import openai
-
-    backend.answer = script
-
-    with openai.OpenAI(base_url=backend.url, api_key="key") as client:
-        key = secrets.Secret.from_token("key")
-        generator = chat.OpenAIChatGenerator(model="m", api_base_url=backend.url, api_key=key)
-        functions = [tools.create_tool_from_function(tool) for tool in make_sync_tools(client).values()]
-        agent = agents.Agent(chat_generator=generator, tools=functions)
-        with autellix.program("researcher"):
-            result = agent.run(messages=[messages.ChatMessage.from_user("question")])
-        assert result["messages"][-1].text == "done"
-    check(backend)
+    key = secrets.Secret.from_token("key")
+    generator = chat.OpenAIChatGenerator(model="m", api_base_url=backend.url, api_key=key)
+    functions = [tools.create_tool_from_function(tool) for tool in make_sync_tools(sync_client).values()]
+    agent = agents.Agent(chat_generator=generator, tools=functions)
+    with researching(backend):
+        result = agent.run(messages=[messages.ChatMessage.from_user("question")])
+    assert result["messages"][-1].text == "done"
 
 
-def test_smolagents(backend: RecordingBackend) -> None:
+def test_smolagents(backend: RecordingBackend, sync_client: Any) -> None:
     """Its agents end by a tool of their own, and ask in a message that also lists the tools."""
     smolagents: Any = pytest.importorskip("smolagents")
-    import openai
 
     def answer(body: dict[str, Any]) -> str | dict[str, Any]:
         if "tools" not in body:
@@ -223,19 +202,19 @@ def test_smolagents(backend: RecordingBackend) -> None:
         )
 
     backend.answer = answer
-
-    with openai.OpenAI(base_url=backend.url, api_key="key") as client:
-        model = smolagents.OpenAIServerModel("m", api_base=backend.url, api_key="key")
-        tools = [smolagents.tool(tool) for tool in make_sync_tools(client).values()]
-        agent = smolagents.ToolCallingAgent(tools=tools, model=model, verbosity_level=0)
-        with autellix.program("researcher"):
-            assert agent.run("question") == "done"
-    check(backend)
+    model = smolagents.OpenAIServerModel("m", api_base=backend.url, api_key="key")
+    tools = [smolagents.tool(tool) for tool in make_sync_tools(sync_client).values()]
+    agent = smolagents.ToolCallingAgent(tools=tools, model=model, verbosity_level=0)
+    with researching(backend):
+        assert agent.run("question") == "done"
 
 
-def check(backend: RecordingBackend) -> None:
-    dag = contents(backend)
-    assert dag == EXPECTED
+@contextmanager
+def researching(backend: RecordingBackend) -> Iterator[None]:
+    """Run an agent as a program, and check what the backend has recorded of it."""
+    with autellix.program("researcher"):
+        yield
+    assert contents(backend) == EXPECTED
     assert {call.program_name for call in backend.recorded} == {"researcher"}
     assert len(backend.programs()) == 1
     threads = {call.content: call.thread_id for call in backend.recorded}

@@ -149,17 +149,6 @@ def test_interleaved_destinations_are_allowed(swapper: Swapper) -> None:
     assert copy(swapper, memory.job(**_moved(64)(memory.job()))).bytes == 128
 
 
-def test_the_fallback_copies_nothing_beyond_its_planes(fallback: Swapper) -> None:
-    memory = Memory(CASE)
-    untouched = memory.destination.raw
-    for name in ("mismatch", "source beyond", "negative source", "destination beyond", "least destination"):
-        change, code, _ = BROKEN[name]
-        with pytest.raises(SwapError) as raised:
-            fallback.submit(memory.job(**change(memory.job())))
-        assert raised.value.code == code
-    assert memory.destination.raw == untouched
-
-
 def test_texts_are_the_librarys(library: SwapLibrary) -> None:
     """Messages do not depend on which swapper refuses."""
     text_of = library._library.ax_error_text

@@ -457,31 +457,6 @@ def test_a_consumer_that_leaves_early(backend: RecordingBackend, agent: MakeAgen
     only_program(backend)
 
 
-def test_uninstrument_restores_autogen(sdk: None) -> None:
-    import autogen_core
-    from autogen_core import _single_threaded_agent_runtime as runtime
-
-    owners: list[tuple[Any, str]] = [
-        (runtime.SendMessageEnvelope, "__init__"),
-        (runtime.PublishMessageEnvelope, "__init__"),
-        (autogen_core.SingleThreadedAgentRuntime, "_process_send"),
-        (autogen_core.SingleThreadedAgentRuntime, "_process_publish"),
-        (autogen_core.BaseAgent, "on_message"),
-        (autogen_core.RoutedAgent, "on_message_impl"),
-        (autogen_core.CancellationToken, "link_future"),
-        (RoundRobinGroupChat.__mro__[1], "run_stream"),
-        (RoundRobinGroupChat.__mro__[1], "reset"),
-        (AssistantAgent.__mro__[1], "run"),
-        (AssistantAgent.__mro__[1], "run_stream"),
-    ]
-    patched = [vars(owner)[name] for owner, name in owners]
-    assert all(hasattr(function, "__wrapped__") for function in patched)
-    autellix.uninstrument()
-    restored = [vars(owner)[name] for owner, name in owners]
-    assert restored == [function.__wrapped__ for function in patched]
-    autellix.instrument()
-
-
 def test_teams_work_when_the_client_is_off(backend: RecordingBackend, agent: MakeAgent, play: Play) -> None:
     autellix.uninstrument()
     team = RoundRobinGroupChat([agent("a"), agent("b")], max_turns=2)

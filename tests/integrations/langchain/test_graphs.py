@@ -22,7 +22,7 @@ pytest.importorskip("langchain_openai")
 from langchain_core.messages import HumanMessage
 from langchain_core.tools import tool
 from langgraph.func import entrypoint, task
-from langgraph.graph import END, START, MessagesState, StateGraph
+from langgraph.graph import END, START, StateGraph
 from langgraph.pregel._executor import BackgroundExecutor
 
 if TYPE_CHECKING:
@@ -311,21 +311,3 @@ def test_langgraph_supervisor(chat: ChatOpenAI, backend: RecordingBackend) -> No
     assert len(calls) == 3
     assert [call.parents for call in calls] == [(), (calls[0].call_id,), (calls[1].call_id,)]
     assert {call.program_name for call in calls} == {"team"}
-
-
-def test_message_state_graph_streams_tokens(chat: ChatOpenAI, backend: RecordingBackend) -> None:
-    """Streamed tokens arrive, and the calls stay one program."""
-
-    def node(state: MessagesState) -> dict[str, Any]:
-        return {"messages": [chat.invoke("one"), chat.invoke("two")]}
-
-    graph = StateGraph(MessagesState)
-    graph.add_node("a", node)
-    graph.add_edge(START, "a")
-    texts = [
-        chunk.content
-        for chunk, _ in graph.compile().stream({"messages": [HumanMessage("x")]}, stream_mode="messages")
-        if chunk.content
-    ]
-    assert texts == ["hello", "hello"]
-    assert backend.dag() == {"one": (), "two": ("one",)}
