@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from autellix_backend.engines import guard
+from autellix_backend.errors import CommandError
 
 READY_TIMEOUT_S = 600.0
 STOP_TIMEOUT_S = 60.0
@@ -27,8 +28,10 @@ _READY_URL = re.compile(r"(http://[\w.\-]+:\d+)/v1\b")
 _TAIL_LINES = 20
 
 
-class BackendError(Exception):
+class BackendError(CommandError):
     """A backend did not start, or died; carries the end of its log."""
+
+    exit_code = 1
 
 
 class BackendProcess:

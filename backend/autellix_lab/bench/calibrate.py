@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autellix_backend.core.config import bounds_for
+from autellix_backend.errors import CommandError
 from autellix_lab.bench.results import CallResult
 from autellix_lab.workload.trace import ProgramTrace
 
@@ -20,8 +21,10 @@ FIRST_LEVEL_CALLS = 2.0
 """Mean calls that the first level takes: in simulated demos a narrower one preempts more for nothing."""
 
 
-class CalibrationError(Exception):
+class CalibrationError(CommandError):
     """The measurement yields no speed."""
+
+    exit_code = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +33,6 @@ class Calibration:
 
     tokens_per_s: float
     """Generated tokens per second with the batch full: the capacity that rho refers to."""
-    steps_per_s: float | None
     service_per_token_s: float | None
     """Model seconds that a call is charged per token it generates, prefill included."""
     window_s: float
@@ -79,7 +81,6 @@ def measure(results: Sequence[CallResult], slots: int) -> Calibration:
     tokens = sum(_tokens_inside(result, begin_s, end_s) for result in results)
     return Calibration(
         tokens_per_s=tokens / (end_s - begin_s),
-        steps_per_s=_steps_per_s(inside),
         service_per_token_s=_service_per_token_s(inside),
         window_s=end_s - begin_s,
         calls=len(inside),
@@ -102,14 +103,6 @@ def _tokens_inside(result: CallResult, begin_s: float, end_s: float) -> float:
     """Return the call's tokens, in proportion where the window cuts it."""
     overlap_s = min(result.finish_s, end_s) - max(result.submit_s, begin_s)
     return result.output_tokens * max(0.0, overlap_s) / max(result.response_s, 1e-9)
-
-
-def _steps_per_s(results: Sequence[CallResult]) -> float | None:
-    last = [(r.finish_s, step) for r in results if (step := r.receipt_number("finish_step")) is not None]
-    if len(last) < 2:
-        return None
-    (begin_s, begin), (end_s, end) = min(last), max(last)
-    return (end - begin) / (end_s - begin_s) if end_s > begin_s else None
 
 
 def _service_per_token_s(results: Sequence[CallResult]) -> float | None:

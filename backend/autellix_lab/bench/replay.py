@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from autellix_backend.errors import CommandError
 from autellix_lab.bench.results import CallResult
 from autellix_lab.workload.trace import ProgramTrace, program_to_mapping
 
@@ -23,8 +24,10 @@ CLIENT_CODE = f"import autellix, runpy; runpy.run_module({CLIENT_MODULE!r}, run_
 _LINE_LIMIT_BYTES = 2**20
 
 
-class ReplayError(Exception):
+class ReplayError(CommandError):
     """The load generator failed as a whole; single lost calls are results with an error."""
+
+    exit_code = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from autellix_backend.errors import CommandError
 from autellix_lab.bench.metrics import ProgramOutcome, metrics_of, outcomes
 from autellix_lab.bench.results import CallResult
 from autellix_lab.workload.schema import FieldError, to_record
@@ -19,7 +20,7 @@ KIND = "autellix-replay"
 VERSION = 2
 
 
-class ResultFileError(ValueError):
+class ResultFileError(CommandError, ValueError):
     """A result file that cannot be used; names the file and the field, and what was expected."""
 
     def __init__(self, path: Path, field: str, problem: str) -> None:

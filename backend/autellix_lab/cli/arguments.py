@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from autellix_backend.cli.arguments import above_zero, count
@@ -16,6 +16,30 @@ from autellix_lab.workload.tokens import load_tokenizer
 
 class InputError(CommandError):
     """Arguments that do not fit together, or do not fit the data; the message is for the user."""
+
+
+def run_action(args: argparse.Namespace) -> int:
+    """Run the chosen action of a command; return its exit code.
+
+    Raises:
+        CommandError: if it fails in a way that the user can act on.
+    """
+    try:
+        return args.action(args) or 0
+    except OSError as error:
+        raise InputError(str(error)) from error
+
+
+def names_of(known: Sequence[str], text: str, least: int = 1) -> tuple[str, ...]:
+    """Return comma-separated names, each once, of those that are known."""
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
+    unknown = [name for name in names if name not in known]
+    if unknown or len(names) < least:
+        some = "two or more" if least > 1 else "some"
+        raise argparse.ArgumentTypeError(
+            f"{','.join(unknown) or text!r}; expected {some} of {', '.join(known)}"
+        )
+    return names
 
 
 def numbers(text: str, *, example: str) -> tuple[float, ...]:

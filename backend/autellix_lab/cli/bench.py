@@ -6,7 +6,6 @@ import argparse
 import datetime
 import json
 import math
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,17 +18,16 @@ from autellix_lab.bench.endpoint import first_model, root_url
 from autellix_lab.bench.replay import ReplayError, ReplayJob, replay
 from autellix_lab.bench.result_file import (
     ReplayResult,
-    ResultFileError,
     make_result,
     read_result,
     result_to_json,
 )
 from autellix_lab.bench.result_table import differing_settings, figures, result_table, write_distributions
-from autellix_lab.cli.arguments import InputError, add_fit_options, add_json, adder, fit_of
+from autellix_lab.cli.arguments import InputError, add_fit_options, add_json, adder, fit_of, run_action
 from autellix_lab.cli.console import lab_extra, make_console, progress_bars
 from autellix_lab.workload.arrivals import draw_arrivals
 from autellix_lab.workload.fit import apply_fit
-from autellix_lab.workload.trace import ProgramTrace, TraceError
+from autellix_lab.workload.trace import ProgramTrace
 from autellix_lab.workload.trace_files import read_programs
 
 LONGEST_RUN_S = 7 * 86400.0
@@ -42,15 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_compare(actions.add_parser("compare", help="show results side by side, as ratios to the first"))
 
 
-def run(args: argparse.Namespace) -> int:
-    """Run the action; 0 success, 1 calls were lost or the endpoint failed, 2 bad input."""
-    try:
-        code: int = args.action(args)
-    except (TraceError, ResultFileError, InputError, OSError) as error:
-        return _fail(str(error), 2)
-    except ReplayError as error:
-        return _fail(str(error), 1)
-    return code
+run = run_action
 
 
 def _add_replay(parser: argparse.ArgumentParser) -> None:
@@ -105,7 +95,7 @@ def _replay(args: argparse.Namespace) -> int:
     _show_result(args, console, result)
     if result.lost_calls:
         causes = "; ".join(result.errors)
-        return _fail(f"{result.lost_calls} of {result.calls} calls were lost: {causes}", 1)
+        raise ReplayError(f"{result.lost_calls} of {result.calls} calls were lost: {causes}")
     return 0
 
 
@@ -209,8 +199,3 @@ def _labels(paths: Sequence[Path]) -> list[str]:
     if len(set(labels)) < len(labels):
         raise InputError("the same result file is named twice")
     return labels
-
-
-def _fail(message: str, code: int) -> int:
-    print(f"autellix bench: {message}", file=sys.stderr)
-    return code

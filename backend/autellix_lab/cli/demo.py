@@ -9,6 +9,7 @@ import json
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -17,17 +18,13 @@ from rich.console import Console
 
 from autellix_backend.cli.arguments import above_zero, count
 from autellix_backend.core.names import LIVE_POLICY_NAMES
-from autellix_lab.bench.backend import BackendError
-from autellix_lab.bench.calibrate import CalibrationError
-from autellix_lab.bench.replay import ReplayError
 from autellix_lab.bench.report import check_plotting, comparison_table, write_json
-from autellix_lab.cli.arguments import InputError, add_json, adder
+from autellix_lab.cli.arguments import InputError, add_json, adder, names_of
 from autellix_lab.cli.console import lab_extra, progress_bars
 from autellix_lab.demo.comparison import PartComparison, comparison_report, run_parts
 from autellix_lab.demo.parts import BLOCK_TOKENS, MAX_TOOL_CONTEXT_TOKENS, DemoOptions, demo_parts
 from autellix_lab.demo.picture import Panel, write_picture
 from autellix_lab.workload.generate import WORKLOADS
-from autellix_lab.workload.trace import TraceError
 
 QUICK_PROGRAMS, QUICK_TOOL_PROGRAMS = 9, 24
 QUICK_CALIBRATION_TOKENS = 2000
@@ -49,7 +46,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     blocks = f"blocks of {BLOCK_TOKENS} tokens where KV memory is scarce"
     add("--kv-blocks", _kv_blocks, blocks, metavar="N")
     add("--rounds", count, "times each policy has its turn", metavar="N")
-    add("--policies", _policies, "first is the baseline; boost comes with working-set admission")
+    add(
+        "--policies",
+        partial(names_of, LIVE_POLICY_NAMES, least=2),
+        "first is the baseline; boost comes with working-set admission",
+    )
     add("--max-num-seqs", count, "the engine's batch size", metavar="N")
     add("--seed", int, "of programs and arrivals")
     add("--model", str, "model to serve; demo is generated")
@@ -60,23 +61,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the demo; 0 if no call was lost, 1 if any was or a part failed, 2 for a bad argument."""
+    """Run the demo; 0 if no call was lost, 1 if any was.
+
+    Raises:
+        CommandError: for a bad argument, or if a part failed.
+    """
     console = Console(stderr=args.json)
     options = options_of(args)
+    with lab_extra("comparison.png"):
+        check_plotting()
+    parts = demo_parts(options)
     try:
-        with lab_extra("comparison.png"):
-            check_plotting()
-        parts = demo_parts(options)
         options.out.mkdir(parents=True, exist_ok=True)
-    except (TraceError, InputError, OSError) as error:
-        print(f"autellix demo: {error}", file=sys.stderr)
-        return 2
-    try:
-        with _sigterm_interrupts(), progress_bars(console, is_logged=True) as follow:
-            found = run_parts(options, parts, follow, console.print)
-    except (BackendError, CalibrationError, ReplayError) as error:
-        print(f"autellix demo: {error}", file=sys.stderr)
-        return 1
+    except OSError as error:
+        raise InputError(str(error)) from error
+    with _sigterm_interrupts(), progress_bars(console, is_logged=True) as follow:
+        found = run_parts(options, parts, follow, console.print)
     report = comparison_report(options, found)
     write_json(options.out / "comparison.json", report)
     return _show(args, found, report, console)
@@ -148,11 +148,3 @@ def _kv_blocks(text: str) -> int:
     if blocks < least:
         raise argparse.ArgumentTypeError(f"{text}: expected {least} or more, which hold the longest context")
     return blocks
-
-
-def _policies(text: str) -> tuple[str, ...]:
-    names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
-    unknown = [name for name in names if name not in LIVE_POLICY_NAMES]
-    if unknown or len(names) < 2:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected two or more of {', '.join(LIVE_POLICY_NAMES)}")
-    return names

@@ -5,17 +5,13 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
-import sys
-from typing import Any
 
 from rich.table import Table
 
-from autellix_lab.cli.arguments import InputError
+from autellix_lab.cli.arguments import run_action
 from autellix_lab.cli.console import make_console, number_table
 from autellix_lab.sim.model import EngineModel
-from autellix_lab.sim.presets import PRESETS, ModelError
-from autellix_lab.workload.tokens import TokenizerError
-from autellix_lab.workload.trace import TraceError
+from autellix_lab.sim.presets import PRESETS
 
 ACTIONS = {
     "run": ("autellix_lab.cli.sim_run", "simulate one workload under one policy"),
@@ -24,6 +20,19 @@ ACTIONS = {
     "calibrate": ("autellix_lab.cli.sim_calibrate", "fit an engine model to a live engine"),
 }
 """Module and one-line help by name of the action."""
+
+
+SHOWN = (
+    "max_num_seqs",
+    "token_budget",
+    "step_s",
+    "decode_s",
+    "prefill_s",
+    "call_s",
+    "kv_blocks",
+    "swap_block_s",
+)
+"""Fields of an engine model that the table of presets shows."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,14 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     presets.set_defaults(action=_presets)
 
 
-def run(args: argparse.Namespace) -> int:
-    """Run the action; 0 on success, 1 if a live engine failed, 2 for input that cannot be used."""
-    try:
-        code: int = args.action(args)
-    except (TraceError, TokenizerError, ModelError, InputError, OSError) as error:
-        print(f"autellix sim: {error}", file=sys.stderr)
-        return 2
-    return code
+run = run_action
 
 
 def _presets(args: argparse.Namespace) -> int:
@@ -61,19 +63,13 @@ def _presets(args: argparse.Namespace) -> int:
 
 
 def _preset_table(engines: list[EngineModel]) -> Table:
-    columns: dict[str, Any] = {
-        "engine": lambda e: e.name,
-        "batch": lambda e: str(e.max_num_seqs),
-        "token budget": lambda e: str(e.token_budget) if e.token_budget < 1 << 30 else "no bound",
-        "step (ms)": lambda e: f"{e.step_s * 1e3:.3g}",
-        "decode (ms/call)": lambda e: f"{e.decode_s * 1e3:.3g}",
-        "prefill (ms/token)": lambda e: f"{e.prefill_s * 1e3:.3g}",
-        "call (ms)": lambda e: f"{e.call_s * 1e3:.3g}",
-        "KV blocks": lambda e: "no bound" if e.kv_blocks is None else str(e.kv_blocks),
-        "swap (us/block)": lambda e: f"{e.swap_block_s * 1e6:.3g}",
-        "transfer (us)": lambda e: f"{e.swap_transfer_s * 1e6:.3g}",
-    }
-    table = number_table(*columns)
+    table = number_table("engine", *SHOWN)
     for engine in engines:
-        table.add_row(*(show(engine) for show in columns.values()))
+        table.add_row(engine.name, *(_shown(getattr(engine, name)) for name in SHOWN))
     return table
+
+
+def _shown(value: float | None) -> str:
+    if value is None:
+        return "no bound"
+    return str(value) if isinstance(value, int) else f"{value:.3g}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,10 +13,9 @@ from rich.table import Table
 from autellix_backend.cli.arguments import above_zero, count
 from autellix_lab.bench.endpoint import batch_size, first_model, root_url
 from autellix_lab.bench.mixes import live_player, measure_mixes, usual_mixes
-from autellix_lab.bench.replay import ReplayError
 from autellix_lab.cli.arguments import InputError, add_json, adder
 from autellix_lab.cli.console import number_table
-from autellix_lab.sim.calibrate import FitError, MeasuredCall, ModelFit, fit_model
+from autellix_lab.sim.calibrate import MeasuredCall, ModelFit, fit_model
 
 LARGE_ERROR = 0.2
 """Error of a mix above which a warning is printed."""
@@ -39,26 +37,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Calibrate; 0 on success, 1 if the engine cannot be measured.
+    """Calibrate; 0 on success.
 
     Raises:
+        ReplayError, FitError: if the engine cannot be measured.
         InputError: if the batch size is not known.
         OSError: if the file cannot be written.
     """
     console = Console(stderr=True)
-    try:
-        url = root_url(args.url)
-        model_name = args.model or first_model(url)
-        slots = args.max_num_seqs or _batch_size(url)
-        if args.out is not None:
-            args.out.open("a").close()
-        mixes = usual_mixes(slots, prompt_tokens=args.prompt_tokens, answer_tokens=args.answer_tokens)
-        play = live_player(url, model_name, args.seconds)
-        measured = measure_mixes(mixes, play, args.seconds, console.print)
-        fit = fit_model(measured)
-    except (ReplayError, FitError) as error:
-        print(f"autellix sim calibrate: {error}", file=sys.stderr)
-        return 1
+    url = root_url(args.url)
+    model_name = args.model or first_model(url)
+    slots = args.max_num_seqs or _batch_size(url)
+    if args.out is not None:
+        args.out.open("a").close()
+    mixes = usual_mixes(slots, prompt_tokens=args.prompt_tokens, answer_tokens=args.answer_tokens)
+    play = live_player(url, model_name, args.seconds)
+    measured = measure_mixes(mixes, play, args.seconds, console.print)
+    fit = fit_model(measured)
     engine = fit.engine_model(model_name, slots)
     if fit.worst_error > LARGE_ERROR:
         console.print(

@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from autellix_backend.cli.arguments import above_zero, count
-from autellix_lab.cli.arguments import InputError, adder
+from autellix_lab.cli.arguments import InputError, adder, names_of
 from autellix_lab.cli.console import lab_extra, make_console, progress_bars
 from autellix_lab.sim.experiment import Sweep, SweepResult, run_sweep
 from autellix_lab.sim.figures.base import Figure
@@ -25,7 +26,7 @@ QUICK_SHARE = 0.1
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     add = adder(parser)
-    add("--figures", "some of them", _figures, tuple(FIGURES), metavar="N,N")
+    add("--figures", "some of them", partial(names_of, tuple(FIGURES)), tuple(FIGURES), metavar="N,N")
     add("--seeds", "of each point", count, DEFAULT_SEEDS, metavar="N")
     add("--size", "factor on the programs of a run", above_zero, 1.0, metavar="X")
     add("--data", f"real traces instead of generated: {_files()}", Path, metavar="DIR")
@@ -88,14 +89,6 @@ def _draw_all(figures: Sequence[Figure], out: Path) -> dict[str, str]:
         if figure.name in pictures:
             draw(figure, out / pictures[figure.name])
     return pictures
-
-
-def _figures(text: str) -> tuple[str, ...]:
-    names = tuple(part.strip() for part in text.split(","))
-    unknown = [name for name in names if name not in FIGURES]
-    if unknown:
-        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is no figure; expected {', '.join(FIGURES)}")
-    return tuple(dict.fromkeys(names))
 
 
 def _files() -> str:

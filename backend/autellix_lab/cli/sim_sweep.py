@@ -7,12 +7,13 @@ import json
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from rich.table import Table
 
 from autellix_backend.cli.arguments import above_zero, count
-from autellix_lab.cli.arguments import InputError, add_json, adder, numbers
+from autellix_lab.cli.arguments import InputError, add_json, adder, names_of, numbers
 from autellix_lab.cli.console import lab_extra, make_console, number_table, progress_bars
 from autellix_lab.cli.sim_options import (
     OFFERED_LOAD,
@@ -63,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_source_options(parser)
     add = adder(parser)
     policies = f"of {', '.join(SCHEDULER_NAMES)}; the first is the baseline"
-    add("--policies", policies, _policies, POLICIES, metavar="P,…")
+    add("--policies", policies, partial(names_of, SCHEDULER_NAMES), POLICIES, metavar="P,…")
     loads = f"{OFFERED_LOAD} (default: {','.join(f'{load:g}' for load in LOADS)})"
     add("--loads", loads, _loads, metavar="X,…")
     add("--seeds", "runs of each point", count, SEEDS, metavar="N")
@@ -196,16 +197,6 @@ def _write(folder: Path, report: dict[str, object], result: SweepResult, title: 
     (folder / "sweep.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     with lab_extra("sweep.png"):
         write_sweep_plot(folder / "sweep.png", result, title)
-
-
-def _policies(text: str) -> tuple[str, ...]:
-    names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
-    unknown = [name for name in names if name not in SCHEDULER_NAMES]
-    if unknown:
-        raise argparse.ArgumentTypeError(
-            f"{', '.join(unknown)} unknown; expected some of {', '.join(SCHEDULER_NAMES)}"
-        )
-    return names
 
 
 def _loads(text: str) -> tuple[float, ...]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,8 @@ from urllib.parse import quote
 from autellix_backend.cli.arguments import count
 from autellix_backend.cli.remote import RemoteGateway, add_remote_options
 from autellix_lab.bench.arrivals import with_unique_ids
-from autellix_lab.cli.arguments import InputError
+from autellix_lab.cli.arguments import InputError, run_action
 from autellix_lab.report.perfetto import perfetto_trace, recorded_timeline
-from autellix_lab.workload.trace import TraceError
 from autellix_lab.workload.trace_files import read_traces
 
 MAX_HISTORY = 1000
@@ -49,14 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     export.set_defaults(action=_export)
 
 
-def run(args: argparse.Namespace) -> int:
-    """Run the action; 0 on success, 2 for input that cannot be used."""
-    try:
-        args.action(args)
-    except (TraceError, InputError, OSError) as error:
-        print(f"autellix trace: {error}", file=sys.stderr)
-        return 2
-    return 0
+run = run_action
 
 
 def _export(args: argparse.Namespace) -> None:

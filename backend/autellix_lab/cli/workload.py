@@ -5,20 +5,18 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from rich.table import Table
 
 from autellix_backend.cli.arguments import count
-from autellix_lab.cli.arguments import add_load_options, add_tree_scale, adder, load_options
+from autellix_lab.cli.arguments import add_load_options, add_tree_scale, adder, load_options, run_action
 from autellix_lab.cli.console import make_console, number_table
 from autellix_lab.workload.describe import PAPER_ROWS, PaperRow, Statistics, describe
 from autellix_lab.workload.generate import WORKLOADS, generate_programs
 from autellix_lab.workload.loaders import load
-from autellix_lab.workload.tokens import TokenizerError
-from autellix_lab.workload.trace import ProgramTrace, TraceError
+from autellix_lab.workload.trace import ProgramTrace
 from autellix_lab.workload.trace_files import not_empty, write_traces
 
 DESCRIBED_PROGRAMS = 3000
@@ -63,14 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     show.set_defaults(action=_describe)
 
 
-def run(args: argparse.Namespace) -> int:
-    """Run the action; 0 on success, 2 for input that cannot be used."""
-    try:
-        args.action(args)
-    except (TraceError, TokenizerError, OSError) as error:
-        print(f"autellix workload: {error}", file=sys.stderr)
-        return 2
-    return 0
+run = run_action
 
 
 def _add_generate_options(parser: argparse.ArgumentParser, default: int) -> None:

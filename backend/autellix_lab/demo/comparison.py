@@ -182,7 +182,6 @@ def _part_setting(item: PartComparison) -> dict[str, Any]:
         "kv_tokens": part.kv_tokens,
         "bounds_s": list(item.bounds),
         "capacity_tokens_per_s": calibration.tokens_per_s,
-        "steps_per_s": calibration.steps_per_s,
         "service_per_token_s": calibration.service_per_token_s,
         "loads": [
             {

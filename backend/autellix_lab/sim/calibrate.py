@@ -22,6 +22,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from autellix_backend.errors import CommandError
 from autellix_lab.sim.model import EngineModel
 
 TOKEN_BUDGET = 2048
@@ -36,8 +37,10 @@ Row = tuple[float, ...]
 """One number for each of NAMES."""
 
 
-class FitError(ValueError):
+class FitError(CommandError, ValueError):
     """The measured calls do not determine the model."""
+
+    exit_code = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

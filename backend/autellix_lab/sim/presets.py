@@ -22,6 +22,7 @@ from pathlib import Path
 
 import msgspec
 
+from autellix_backend.errors import CommandError
 from autellix_lab.sim.model import UNIT, EngineModel
 from autellix_lab.workload.schema import check_known, to_record
 
@@ -41,7 +42,7 @@ MEMCPY_LAUNCH_S = 6e-6
 """One cudaMemcpyAsync of a small block: 5 to 7 us measured (arXiv 2602.21548, section 5.2)."""
 
 
-class ModelError(ValueError):
+class ModelError(CommandError, ValueError):
     """An engine model that cannot be used; names the file and the field."""
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from autellix_backend.errors import CommandError
+
 CountTokens = Callable[[str], int]
 """Returns the number of tokens of a text."""
 
@@ -15,7 +17,7 @@ ESTIMATE = f"estimate: {BYTES_PER_TOKEN} bytes per token"
 """The estimate's name in a trace's `tokenizer` field."""
 
 
-class TokenizerError(ValueError):
+class TokenizerError(CommandError, ValueError):
     """A tokenizer that cannot be loaded; names what to install or to pass instead."""
 
 

@@ -13,11 +13,13 @@ from typing import Any, NoReturn
 
 import msgspec
 
+from autellix_backend.errors import CommandError
+
 MAX_S = 1e15
 """The largest time: sums of larger ones could overflow."""
 
 
-class TraceError(ValueError):
+class TraceError(CommandError, ValueError):
     """A trace that cannot be used; names the file, the line and the field."""
 
     def __init__(self, field: str, problem: str, where: str = "") -> None:

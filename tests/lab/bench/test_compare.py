@@ -12,7 +12,7 @@ from autellix_lab.bench.results import CallResult
 from autellix_lab.workload.generate import generate_programs
 
 PROGRAMS = generate_programs("chat", 5, seed=1)
-SPEED = Calibration(tokens_per_s=100.0, steps_per_s=None, service_per_token_s=None, window_s=1.0, calls=1)
+SPEED = Calibration(tokens_per_s=100.0, service_per_token_s=None, window_s=1.0, calls=1)
 TARGETS = {name: Target(base_url=f"http://{name}", model="m") for name in ("fcfs", "plas")}
 
 

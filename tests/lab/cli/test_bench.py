@@ -194,7 +194,7 @@ def test_bad_input_gives_code_2(
     write_traces(Path("trace.jsonl"), [program("a"), program("b", 1.0), program("c")])
     assert main(["bench", *arguments]) == 2
     error = capsys.readouterr().err
-    assert error.startswith("autellix bench: ")
+    assert error.startswith("autellix: error: ")
     assert message in error
 
 

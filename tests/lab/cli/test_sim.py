@@ -270,7 +270,7 @@ def test_bad_input_gives_a_one_line_error(
 
     captured = capsys.readouterr()
     (line,) = captured.err.splitlines()
-    assert line.startswith("autellix sim: ")
+    assert line.startswith("autellix: error: ")
     assert message in line
     assert captured.out == ""
 

@@ -124,7 +124,7 @@ def test_bad_input_gives_a_one_line_error(
 
     captured = capsys.readouterr()
     (line,) = captured.err.splitlines()
-    assert line.startswith("autellix workload: ")
+    assert line.startswith("autellix: error: ")
     assert message in line
     assert captured.out == ""
 
