@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import pytest
 from tests.gateway.conftest import CHAT, HELLO, until_async
 from tests.redis_server import RedisServer
 from tests.serving import listening
 
 from autellix_backend.gateway.app import create_app
+from autellix_backend.gateway.classes import LEAST_PROGRAMS
 from autellix_backend.settings import GatewaySettings, Settings, StoreSettings
 from autellix_lab.fakes.engine import FakeBehaviour, FakeEngine
 
@@ -92,6 +94,46 @@ def test_a_program_goes_through_both_and_outlives_the_loss_of_the_table(
                 assert response.status == 204
             async with client.get(one + program) as response:
                 assert response.status == 404
+
+    server.start()
+    try:
+        asyncio.run(main())
+    finally:
+        server.stop()
+
+
+def test_new_gateways_tell_a_new_engine_how_sizes_spread(redis_program: str, tmp_path: Path) -> None:
+    """So the boost is as strong as before, although nobody remembers but Redis."""
+    server = RedisServer(redis_program, tmp_path)
+
+    def told(engine: FakeEngine) -> list[object]:
+        return [call.xargs.get("autellix_spread") for call in engine.calls]
+
+    async def main() -> None:
+        before = FakeEngine(FakeBehaviour())
+        async with gateways(server.url, before) as (client, *urls):
+            # No more than a spread needs: where it is known, the gateway knows all of them.
+            for number in range(LEAST_PROGRAMS):
+                headers = {"X-Autellix-Program-ID": f"p{number}", "X-Autellix-Final": "true"}
+                content = "word " * (1 + 99 * (number % 3))
+                body = {"model": "m", "messages": [{"role": "user", "content": content}]}
+                async with client.post(urls[number % 2] + CHAT, json=body, headers=headers) as response:
+                    assert response.status == 200
+            assert told(before)[0] is None
+
+            async def is_known() -> bool:
+                for url in urls:
+                    await chat(client, url)
+                return None not in told(before)[-2:]
+
+            # Each gateway learns of the ends at the other one with its next look at the table.
+            await until_async(is_known)
+        after = FakeEngine(FakeBehaviour())
+        async with gateways(server.url, after) as (client, *urls):
+            for url in urls:
+                await chat(client, url)
+        # Each sums in an order of its own.
+        assert told(after) == pytest.approx(told(before)[-2:])
 
     server.start()
     try:
