@@ -54,27 +54,41 @@ def finished(program_id: str, engine: str, prompt_tokens: int, cached_tokens: in
     )
 
 
+def a(memory: MemoryReport | None = None, **changes: Any) -> EngineLoad:
+    """Return engine a, with all its memory free unless a report says otherwise."""
+    return replace(IDLE, memory=memory or report(), **changes)
+
+
+def b(memory: MemoryReport | None = None, **changes: Any) -> EngineLoad:
+    return replace(OTHER, memory=memory or report(), **changes)
+
+
+def send(balancer: WorkingSet, loads: list[EngineLoad], program: str = "p") -> str:
+    """Let a call of 4,000 tokens come; return the engine that it goes to."""
+    return balancer.assign(ArrivingCall(program, CONTEXT), loads)
+
+
 def place(balancer: WorkingSet) -> None:
     """Place a program on engine a."""
-    loads = [replace(IDLE, memory=report()), replace(OTHER, running=4, memory=report())]
-    assert balancer.assign(ArrivingCall("p", CONTEXT), loads) == "a"
+    loads = [a(), b(running=4)]
+    assert send(balancer, loads) == "a"
 
 
 # New programs.
 
 
 def test_a_new_program_goes_where_its_context_fits(balancer: WorkingSet) -> None:
-    full, roomy = replace(IDLE, memory=report(9000)), replace(OTHER, running=2, memory=report(5000))
+    full, roomy = a(report(9000)), b(running=2, memory=report(5000))
 
-    assert balancer.assign(ArrivingCall("p", CONTEXT), [full, roomy]) == "b"
+    assert send(balancer, [full, roomy]) == "b"
     assert balancer.placement("p") == Placement(engine="b", context_tokens=CONTEXT, wait_s=0.0)
 
 
 def test_where_it_fits_nowhere_it_goes_where_memory_comes_first(balancer: WorkingSet) -> None:
-    longer = replace(IDLE, memory=report(9000, 8000))
-    shorter = replace(OTHER, memory=report(10_000, 2000))
+    longer = a(report(9000, 8000))
+    shorter = b(report(10_000, 2000))
 
-    assert balancer.assign(ArrivingCall("p", CONTEXT), [longer, shorter]) == "b"
+    assert send(balancer, [longer, shorter]) == "b"
     placement = balancer.placement("p")
     assert placement is not None
     assert placement.wait_s == pytest.approx(4.0 * 6)  # 16,000 tokens in all; a mean context ends every 4 s.
@@ -82,17 +96,17 @@ def test_where_it_fits_nowhere_it_goes_where_memory_comes_first(balancer: Workin
 
 def test_calls_of_inactive_programs_delay_no_active_one(balancer: WorkingSet) -> None:
     """One that still fits passes those that wait for more memory, and their calls."""
-    crowded = replace(IDLE, running=3, waiting=6, memory=report(9000, 6000))
-    queued = replace(OTHER, running=8, waiting=1, memory=report(9000))
+    crowded = a(running=3, waiting=6, memory=report(9000, 6000))
+    queued = b(running=8, waiting=1, memory=report(9000))
 
     assert balancer.assign(ArrivingCall("p", 500), [crowded, queued]) == "a"
 
 
 def test_programs_that_come_together_are_spread_before_the_next_reports(balancer: WorkingSet) -> None:
     """The reports see none of them, and say that both engines have room for two."""
-    loads = [replace(IDLE, memory=report(2000)), replace(OTHER, running=5, memory=report(2000))]
+    loads = [a(report(2000)), b(running=5, memory=report(2000))]
 
-    assert [balancer.assign(ArrivingCall(f"p{number}", CONTEXT), loads) for number in range(4)] == [
+    assert [send(balancer, loads, f"p{number}") for number in range(4)] == [
         "a",
         "a",
         "b",
@@ -101,48 +115,45 @@ def test_programs_that_come_together_are_spread_before_the_next_reports(balancer
 
 
 def test_a_program_in_a_report_is_not_counted_twice(balancer: WorkingSet) -> None:
-    loads = [replace(IDLE, memory=report()), replace(OTHER, running=5, memory=report())]
+    loads = [a(), b(running=5)]
     for number in range(2):
-        assert balancer.assign(ArrivingCall(f"p{number}", CONTEXT), loads) == "a"
+        assert send(balancer, loads, f"p{number}") == "a"
 
     told = report(8000, known={"p0", "p1"})
-    assert balancer.assign(ArrivingCall("q", 2000), [replace(IDLE, memory=told), loads[1]]) == "a"
+    assert balancer.assign(ArrivingCall("q", 2000), [a(told), loads[1]]) == "a"
 
 
 @pytest.mark.parametrize(("reports", "chosen"), [(1, "b"), (MAX_UNSEEN_REPORTS, "a")])
 def test_a_program_that_never_arrives_is_counted_for_a_while(
     balancer: WorkingSet, reports: int, chosen: str
 ) -> None:
-    busy = replace(OTHER, running=5, memory=report())
+    busy = b(running=5)
     for number in range(2):
-        assert (
-            balancer.assign(ArrivingCall(f"p{number}", CONTEXT), [replace(IDLE, memory=report()), busy])
-            == "a"
-        )
+        assert send(balancer, [a(), busy], f"p{number}") == "a"
     for _ in range(reports):
-        balancer.assign(ArrivingCall("other", 1), [replace(IDLE, memory=report()), replace(busy, running=0)])
+        balancer.assign(ArrivingCall("other", 1), [a(), replace(busy, running=0)])
         balancer.forget("other")
 
-    loads = [replace(IDLE, memory=balancer._reports["a"]), replace(busy, memory=balancer._reports["b"])]
-    assert balancer.assign(ArrivingCall("q", CONTEXT), loads) == chosen
+    loads = [a(balancer._reports["a"]), replace(busy, memory=balancer._reports["b"])]
+    assert send(balancer, loads, "q") == chosen
 
 
 def test_a_report_that_lists_only_some_programs_includes_all(balancer: WorkingSet) -> None:
-    busy = replace(OTHER, running=5, memory=report())
+    busy = b(running=5)
     for number in range(2):
-        balancer.assign(ArrivingCall(f"p{number}", CONTEXT), [replace(IDLE, memory=report()), busy])
+        send(balancer, [a(), busy], f"p{number}")
 
-    partial = replace(IDLE, memory=report(4000, is_complete=False))
-    assert balancer.assign(ArrivingCall("q", CONTEXT), [partial, busy]) == "a"
+    partial = a(report(4000, is_complete=False))
+    assert send(balancer, [partial, busy], "q") == "a"
 
 
 def test_without_measured_ends_the_wait_follows_from_mean_programs(balancer: WorkingSet) -> None:
     """So that an engine that has just started does not take a whole backlog."""
     loads = [
-        replace(IDLE, memory=report(9000, 9000, between_ends_s=0.0)),
-        replace(OTHER, running=5, memory=report(9000, 0, between_ends_s=0.0)),
+        a(report(9000, 9000, between_ends_s=0.0)),
+        b(running=5, memory=report(9000, 0, between_ends_s=0.0)),
     ]
-    assert balancer.assign(ArrivingCall("p", CONTEXT), loads) == "b"
+    assert send(balancer, loads) == "b"
 
 
 # Programs with a past.
@@ -151,15 +162,15 @@ def test_without_measured_ends_the_wait_follows_from_mean_programs(balancer: Wor
 def test_an_active_program_stays_though_its_engine_is_full(balancer: WorkingSet) -> None:
     place(balancer)
 
-    full = replace(IDLE, memory=report(CAPACITY, 9000, known={"p"}))
-    assert balancer.assign(ArrivingCall("p", CONTEXT + 300), [full, replace(OTHER, memory=report())]) == "a"
+    full = a(report(CAPACITY, 9000, known={"p"}))
+    assert balancer.assign(ArrivingCall("p", CONTEXT + 300), [full, b()]) == "a"
 
 
 def test_an_inactive_program_moves_where_memory_is_free(balancer: WorkingSet) -> None:
     place(balancer)
 
-    waits = replace(IDLE, memory=report(CAPACITY, 9000, known={"p"}, inactive={"p"}))
-    assert balancer.assign(ArrivingCall("p", CONTEXT), [waits, replace(OTHER, memory=report())]) == "b"
+    waits = a(report(CAPACITY, 9000, known={"p"}, inactive={"p"}))
+    assert send(balancer, [waits, b()]) == "b"
     # 5,000 tokens of others are before it, and its own 4,000 are not counted twice.
     assert balancer.placement("p") == Placement(
         engine="b", context_tokens=CONTEXT, wait_s=0.0, left="a", left_wait_s=4.0 * 9
@@ -170,8 +181,8 @@ def test_it_stays_where_reading_its_context_again_costs_more(balancer: WorkingSe
     place(balancer)
 
     waits = report(CAPACITY, CONTEXT, known={"p"}, inactive={"p"}, between_ends_s=0.1)
-    slow = replace(OTHER, running=7, memory=report(), prefill_s_per_token=0.001)
-    assert balancer.assign(ArrivingCall("p", CONTEXT), [replace(IDLE, memory=waits), slow]) == "a"
+    slow = b(running=7, memory=report(), prefill_s_per_token=0.001)
+    assert send(balancer, [a(waits), slow]) == "a"
 
 
 def test_one_that_lost_its_memory_while_idle_may_move(balancer: WorkingSet) -> None:
@@ -179,57 +190,47 @@ def test_one_that_lost_its_memory_while_idle_may_move(balancer: WorkingSet) -> N
 
     dropped = report(CAPACITY, 9000, known={"q"})
     for _ in range(MAX_UNSEEN_REPORTS):
-        balancer._read_reports([replace(IDLE, memory=report(known={"q"}))])
-    assert (
-        balancer.assign(
-            ArrivingCall("p", CONTEXT), [replace(IDLE, memory=dropped), replace(OTHER, memory=report())]
-        )
-        == "b"
-    )
+        balancer._read_reports([a(report(known={"q"}))])
+    assert send(balancer, [a(dropped), b()]) == "b"
 
 
 def test_a_report_that_lists_no_idle_programs_lets_them_stay(balancer: WorkingSet) -> None:
     place(balancer)
 
     partial = report(CAPACITY, 9000, is_complete=False)
-    assert (
-        balancer.assign(
-            ArrivingCall("p", CONTEXT), [replace(IDLE, memory=partial), replace(OTHER, memory=report())]
-        )
-        == "a"
-    )
+    assert send(balancer, [a(partial), b()]) == "a"
 
 
 def test_a_program_that_another_gateway_sent_is_found(balancer: WorkingSet) -> None:
     """Its context is where it is active."""
-    there = replace(OTHER, memory=report(CONTEXT, known={"p"}))
-    assert balancer.assign(ArrivingCall("p", CONTEXT), [replace(IDLE, memory=report()), there]) == "b"
+    there = b(report(CONTEXT, known={"p"}))
+    assert send(balancer, [a(), there]) == "b"
 
 
 def test_a_move_for_other_reasons_names_no_wait(balancer: WorkingSet) -> None:
     place(balancer)
-    queued = replace(IDLE, running=8, waiting=60, memory=report(CONTEXT, known={"p"}))
+    queued = a(running=8, waiting=60, memory=report(CONTEXT, known={"p"}))
 
-    assert balancer.assign(ArrivingCall("p", CONTEXT), [queued, replace(OTHER, memory=report())]) == "b"
+    assert send(balancer, [queued, b()]) == "b"
     placement = balancer.placement("p")
     assert placement is not None
     assert (placement.left, placement.left_wait_s) == ("a", 0.0)
 
 
 def test_an_engine_that_returns_has_lost_its_programs(balancer: WorkingSet) -> None:
-    loads = [replace(IDLE, memory=report()), replace(OTHER, running=4, memory=report())]
-    balancer.assign(ArrivingCall("p", CONTEXT), loads)
-    balancer.assign(ArrivingCall("q", CONTEXT), [replace(loads[0], is_accepting=False), loads[1]])
+    loads = [a(), b(running=4)]
+    send(balancer, loads)
+    send(balancer, [replace(loads[0], is_accepting=False), loads[1]], "q")
 
     assert {program: pin.engine for program, pin in balancer._pins.items()} == {"q": "b"}
     assert balancer.placement("p") is None
 
 
 def test_a_removed_engine_is_forgotten(balancer: WorkingSet) -> None:
-    loads = [replace(IDLE, memory=report()), replace(OTHER, running=4, memory=report())]
-    balancer.assign(ArrivingCall("p", CONTEXT), loads)
+    loads = [a(), b(running=4)]
+    send(balancer, loads)
 
-    assert balancer.assign(ArrivingCall("p", CONTEXT), loads[1:]) == "b"
+    assert send(balancer, loads[1:]) == "b"
     placement = balancer.placement("p")
     assert placement is not None
     assert placement.left is None
@@ -241,15 +242,15 @@ def test_a_removed_engine_is_forgotten(balancer: WorkingSet) -> None:
 def teach(balancer: WorkingSet, share: float = 0.9) -> None:
     """Let two programs with the prefix run on engine a."""
     for name in ("first", "second"):
-        assert balancer.assign(ArrivingCall(name, 1000, "tools"), [replace(IDLE, memory=report())]) == "a"
+        assert balancer.assign(ArrivingCall(name, 1000, "tools"), [a()]) == "a"
         balancer.finished(finished(name, "a", 1000, 0 if name == "first" else int(share * 1000)))
 
 
 def test_a_program_goes_where_others_with_its_prefix_are(balancer: WorkingSet) -> None:
     teach(balancer)
     loads = [
-        replace(IDLE, running=2, memory=report(9500, known={"first", "second"})),
-        replace(OTHER, memory=report(9500)),
+        a(running=2, memory=report(9500, known={"first", "second"})),
+        b(report(9500)),
     ]
 
     assert balancer.assign(ArrivingCall("p", 1000, "tools"), loads) == "a"
@@ -262,8 +263,8 @@ def test_a_prefix_stays_cached_after_its_programs_until_others_have_used_the_cac
 ) -> None:
     def choose() -> str:
         loads = [
-            replace(OTHER, memory=report(), kv_tokens=20_000),
-            replace(IDLE, memory=report(), kv_tokens=20_000),
+            b(kv_tokens=20_000),
+            a(kv_tokens=20_000),
         ]
         engine = balancer.assign(ArrivingCall("p", 1000, "tools"), loads)
         balancer.forget("p")
@@ -274,17 +275,14 @@ def test_a_prefix_stays_cached_after_its_programs_until_others_have_used_the_cac
     balancer.forget("second")
     assert choose() == "a"
 
-    balancer.assign(ArrivingCall("long", 30_000), [replace(IDLE, memory=report())])
+    balancer.assign(ArrivingCall("long", 30_000), [a()])
     assert choose() == "b"
 
 
 def test_a_prefix_that_is_not_shared_counts_for_nothing(balancer: WorkingSet) -> None:
     teach(balancer, share=0.0)
 
-    assert (
-        balancer.assign(ArrivingCall("p", 1000, "tools"), [replace(IDLE, running=2, memory=report()), OTHER])
-        == "b"
-    )
+    assert balancer.assign(ArrivingCall("p", 1000, "tools"), [a(running=2), OTHER]) == "b"
 
 
 # Engines without admission.
