@@ -203,14 +203,6 @@ def test_a_wide_program_is_drawn_up_to_a_bound(stage: Stage, browser: BrowserThr
     browser.visit(stage.url + "/autellix/#/program/batch", look)
 
 
-def test_an_unknown_program_is_told(stage: Stage, browser: BrowserThread) -> None:
-    async def look(page: Page) -> None:
-        await until_text(page.locator(".bad"), "There is no such program")
-
-    url = stage.url + "/autellix/#/program/nobody%2F..%3Cb%3E"
-    browser.visit(url, look, expected_problems=("404",))
-
-
 HOSTILE = (
     "<img src=x onerror=alert(1)>",
     "</script><script>alert(1)</script>",

@@ -169,17 +169,6 @@ def all_states() -> list[str]:
     return [entry.state for entry in keeper.keeper.process_session.registrations.values()]
 
 
-def test_host_that_nobody_named_sets_no_hectic_heartbeat(
-    sdk: None, make_backend: Callable[..., Recording]
-) -> None:
-    hostile = make_backend(heartbeat_s=1e-9)
-    with openai.OpenAI(base_url=hostile.url, api_key="key", max_retries=0) as client:
-        client.chat.completions.create(model="m", messages=MESSAGES)
-    wait_until(lambda: all_states() == [REGISTERED])
-    (registration,) = keeper.keeper.process_session.registrations.values()
-    assert registration.heartbeat_s == keeper.MIN_DISCOVERED_HEARTBEAT_S
-
-
 def test_silent_host_gets_less_and_less_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that nobody named keep the others' heartbeats waiting for half a second at most."""
 

@@ -129,14 +129,17 @@ def test_a_slow_probe_delays_one_call_briefly(
     assert "x-autellix-call-id" in slow.calls[-1]
 
 
-@pytest.mark.parametrize("heartbeat_s", [1e400, 10**400])
-def test_absurd_heartbeat_is_bounded(
-    sdk: None, make_backend: Callable[..., Recording], heartbeat_s: float
+@pytest.mark.parametrize(
+    ("heartbeat_s", "taken_s"),
+    [(1e400, 3600), (10**400, 3600), (1e-9, keeper.MIN_DISCOVERED_HEARTBEAT_S)],
+)
+def test_absurd_heartbeat_of_a_host_that_nobody_named_is_bounded(
+    sdk: None, make_backend: Callable[..., Recording], heartbeat_s: float, taken_s: float
 ) -> None:
     backend = make_backend(heartbeat_s=heartbeat_s)
     ask(backend)
     wait_until(lambda: registration_at(backend).state == REGISTERED)
-    assert registration_at(backend).heartbeat_s == 3600
+    assert registration_at(backend).heartbeat_s == taken_s
 
 
 def test_session_scope_groups_programs_and_ends(sdk: None, backend: Recording) -> None:
