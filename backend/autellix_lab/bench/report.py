@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,8 +12,7 @@ from typing import Any
 
 from rich.table import Table
 
-from autellix_lab.bench.metrics import METRICS, STATISTICS, ProgramOutcome, RunSummary, ratios
-from autellix_lab.workload.statistics import mean_of
+from autellix_lab.bench.metrics import STATISTICS, ProgramOutcome, RunSummary, ratios
 
 TITLES = {
     "token_latency_s": ("program token latency", "ms/token", 1000.0),
@@ -225,32 +222,6 @@ def report_mapping(loads: Sequence[LoadComparison], setting: Mapping[str, Any]) 
 def write_json(path: Path, mapping: Mapping[str, Any]) -> None:
     """Write a report."""
     path.write_text(json.dumps(mapping, indent=1) + "\n", encoding="utf-8")
-
-
-def check_plotting() -> None:
-    """Check that plots can be drawn, before a long run.
-
-    Raises:
-        ModuleNotFoundError: if matplotlib is not installed.
-    """
-    if importlib.util.find_spec("matplotlib") is None:
-        raise ModuleNotFoundError("No module named 'matplotlib'", name="matplotlib")
-
-
-def draw_distribution(axis: Any, found: Mapping[str, Sequence[ProgramOutcome]], name: str) -> None:
-    """Draw the distribution of one metric over the programs of each label, where they have it."""
-    title, unit, factor = TITLES[name]
-    for label, outcomes in found.items():
-        known = [value for outcome in outcomes if (value := METRICS[name](outcome)) is not None]
-        values = sorted(value * factor for value in known)
-        shares = [(index + 1) / len(values) for index in range(len(values))]
-        mean = mean_of(values) if values else math.nan
-        axis.step(values, shares, where="post", label=f"{label}, mean {format_number(mean)}")
-    axis.set_xscale("log")
-    axis.set_xlabel(f"{title} ({unit})")
-    axis.set_ylabel("share of programs")
-    axis.grid(visible=True, alpha=0.3)
-    axis.legend()
 
 
 def _run_mapping(run: Run) -> dict[str, Any]:

@@ -1,21 +1,19 @@
-"""Replay results side by side: a table with ratios to the first, and their distributions as a plot."""
+"""Replay results side by side: a table with ratios to the first."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from rich.table import Table
 
 from autellix_lab.bench.metrics import STATISTICS, metrics_of
-from autellix_lab.bench.report import TITLES, draw_distribution, format_number
+from autellix_lab.bench.report import TITLES, format_number
 from autellix_lab.bench.result_file import ReplayResult
 from autellix_lab.workload.statistics import jain_index
 
 UNKNOWN = "n/a"
 PLACE = ("url", "model", "when")
 """Settings of place and time, which may differ between comparable runs."""
-PLOTTED = (("token_latency_s", "latency_s"), ("token_latency_steps", "latency_steps"))
 
 
 def figures(result: ReplayResult) -> dict[str, float | None]:
@@ -81,29 +79,6 @@ def differing_settings(results: Mapping[str, ReplayResult]) -> list[str]:
             shown = ", ".join(f"{label} {value}" for label, value in zip(results, values, strict=True))
             differing.append(f"{name}: {shown}")
     return differing
-
-
-def write_distributions(path: Path, results: Mapping[str, ReplayResult]) -> None:
-    """Draw the distributions of token latency and latency: in seconds, and in steps if all have them.
-
-    Raises:
-        OSError: if the file cannot be written.
-        ValueError: if its name ends in no picture format.
-    """
-    # Imported here: it takes a second, and only a plot needs it.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    found = {label: result.outcomes for label, result in results.items()}
-    metrics = [metrics_of(outcomes) for outcomes in found.values()]
-    rows = [names for names in PLOTTED if all(name in item for name in names for item in metrics)]
-    rows = rows or [PLOTTED[0]]
-    figure = Figure(figsize=(10, 3.6 * len(rows)), layout="constrained")
-    FigureCanvasAgg(figure)
-    for row, names in zip(figure.subplots(len(rows), 2, squeeze=False), rows, strict=True):
-        for axis, name in zip(row, names, strict=True):
-            draw_distribution(axis, found, name)
-    figure.savefig(path, dpi=120)
 
 
 def _cells(values: Sequence[float | None], factor: float) -> list[str]:

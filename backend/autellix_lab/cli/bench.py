@@ -22,9 +22,9 @@ from autellix_lab.bench.result_file import (
     read_result,
     result_to_json,
 )
-from autellix_lab.bench.result_table import differing_settings, figures, result_table, write_distributions
+from autellix_lab.bench.result_table import differing_settings, figures, result_table
 from autellix_lab.cli.arguments import InputError, add_fit_options, add_json, adder, fit_of, run_action
-from autellix_lab.cli.console import lab_extra, make_console, progress_bars
+from autellix_lab.cli.console import make_console, progress_bars
 from autellix_lab.workload.arrivals import draw_arrivals
 from autellix_lab.workload.fit import apply_fit
 from autellix_lab.workload.trace import ProgramTrace
@@ -62,7 +62,6 @@ def _add_replay(parser: argparse.ArgumentParser) -> None:
 
 def _add_compare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("results", type=Path, nargs="+", metavar="FILE", help="results of `bench replay`")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the distributions, as .png or .svg")
     parser.add_argument("--json", action="store_true", help="print the numbers as JSON instead of a table")
     parser.set_defaults(action=_compare)
 
@@ -170,8 +169,6 @@ def _show_result(args: argparse.Namespace, console: Console, result: ReplayResul
 def _compare(args: argparse.Namespace) -> int:
     results = dict(zip(_labels(args.results), map(read_result, args.results), strict=True))
     differing = differing_settings(results)
-    if args.plot is not None:
-        _plot(args.plot, results)
     if args.json:
         numbers = {
             label: result_to_json(item) | {"figures": figures(item)} for label, item in results.items()
@@ -183,14 +180,6 @@ def _compare(args: argparse.Namespace) -> int:
     for line in differing:
         console.print(f"differs: {line}")
     return 0
-
-
-def _plot(path: Path, results: dict[str, ReplayResult]) -> None:
-    try:
-        with lab_extra("--plot"):
-            write_distributions(path, results)
-    except ValueError as error:
-        raise InputError(f"--plot {path}: {error}") from error
 
 
 def _labels(paths: Sequence[Path]) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import importlib
 import json
 import signal
 import sys
@@ -18,7 +19,7 @@ from rich.console import Console
 
 from autellix_backend.cli.arguments import above_zero, count
 from autellix_backend.core.names import LIVE_POLICY_NAMES
-from autellix_lab.bench.report import check_plotting, comparison_table, write_json
+from autellix_lab.bench.report import comparison_table, write_json
 from autellix_lab.cli.arguments import InputError, add_json, adder, names_of
 from autellix_lab.cli.console import lab_extra, progress_bars
 from autellix_lab.demo.comparison import PartComparison, comparison_report, run_parts
@@ -69,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
     console = Console(stderr=args.json)
     options = options_of(args)
     with lab_extra("comparison.png"):
-        check_plotting()
+        importlib.import_module("matplotlib.figure")
     parts = demo_parts(options)
     try:
         options.out.mkdir(parents=True, exist_ok=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import math
+import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -161,18 +161,10 @@ def _description(
 
 
 def _setting(options: DemoOptions, found: Sequence[PartComparison]) -> dict[str, Any]:
-    return {
-        "workload": str(options.trace) if options.trace else options.workload,
-        "seed": options.seed,
-        "length_scale": options.length_scale,
-        "tree_scale": options.tree_scale,
-        "max_context_tokens": MAX_CONTEXT_TOKENS,
-        "max_num_seqs": options.max_num_seqs,
-        "rounds": options.rounds,
-        # JSON has no infinity.
-        "beta": options.beta if math.isfinite(options.beta) else "inf",
-        "parts": [_part_setting(item) for item in found],
-    }
+    """Return the options and what was measured of each part as plain JSON values."""
+    given = {name: value for name, value in dataclasses.asdict(options).items() if name != "out"}
+    trace = None if options.trace is None else str(options.trace)
+    return {**given, "trace": trace, "parts": [_part_setting(item) for item in found]}
 
 
 def _part_setting(item: PartComparison) -> dict[str, Any]:

@@ -113,10 +113,6 @@ class SweepResult:
         pairs = zip(self.values(case, load, metric), self.values(baseline, load, metric), strict=True)
         return confidence_interval([value / base if base else 1.0 for value, base in pairs])
 
-    def ratios(self, case: str, baseline: str, load: float) -> dict[str, Interval]:
-        """Return the ratios of the COMPARED metrics to the baseline's, seed by seed."""
-        return {metric: self.ratio(case, baseline, load, metric) for metric in COMPARED}
-
 
 def pick(programs: Sequence[ProgramTrace], count: int, seed: int) -> list[ProgramTrace]:
     """Draw programs without repetition until the pool is empty, then start over with the whole pool."""

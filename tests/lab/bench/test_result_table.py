@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from autellix_lab.bench.result_table import (
     differing_settings,
     figures,
     result_table,
-    write_distributions,
 )
 
 
@@ -108,13 +106,3 @@ def test_settings_that_differ_are_named_but_not_the_place() -> None:
     other = replace(BARE, setting={"seed": 1, "url": "there", "gaps": "zero"})
     assert differing_settings({"a": BASE, "b": BARE}) == []
     assert differing_settings({"a": BASE, "b": other}) == ["seed: a 0, b 1", "gaps: a None, b zero"]
-
-
-def test_distributions_are_drawn(tmp_path: Path) -> None:
-    write_distributions(tmp_path / "both.png", {"a": BASE, "b": BARE})
-    write_distributions(tmp_path / "steps.png", {"a": BASE, "b": BASE})
-    sizes = [
-        int.from_bytes((tmp_path / name).read_bytes()[20:24], "big") for name in ("both.png", "steps.png")
-    ]
-    # The second has a row for the steps, too.
-    assert sizes[1] == 2 * sizes[0]

@@ -105,14 +105,6 @@ def test_ratios_are_taken_seed_by_seed() -> None:
     }
 
 
-def test_the_compared_metrics_are_paired() -> None:
-    result = run_sweep(sweep(loads=(2.0,)))
-    found = result.ratios("plas", "fcfs", 2.0)
-    assert list(found) == ["token_latency_s.mean", "latency_s.mean", "latency_s.p95", "latency_s.p99"]
-    assert found["latency_s.p95"] == result.ratio("plas", "fcfs", 2.0, "latency_s.p95")
-    assert all(ratio.mean == 1.0 for ratio in result.ratios("fcfs", "fcfs", 2.0).values())
-
-
 def test_latencies_of_bursts_do_not_grow_with_the_run() -> None:
     """Beyond saturation a steady load's queue grows, and that of bursts empties in between."""
     latency_s = {
