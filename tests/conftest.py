@@ -134,8 +134,7 @@ def live_engine(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> I
         extra_args=("--enable-auto-tool-choice", "--tool-call-parser", "pythonic"),
     )
     settings = Settings(engine=engine, scheduler=SchedulerConfig(policy="atlas"))
-    # With vLLM's endpoints for those who update weights: /pause and /resume.
-    replica = VllmReplica(settings, environment={"VLLM_SERVER_DEV_MODE": "1"})
+    replica = VllmReplica(settings)
     asyncio.run(replica.start())
     yield replica
     asyncio.run(replica.stop())

@@ -7,7 +7,7 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
@@ -82,12 +82,6 @@ async def listening(app: Any, *, max_connections: int | None = None) -> AsyncIte
             components.closing.set()
         server.end()
         await task
-
-
-async def use_in_thread(app: Any, use: Callable[[str], Any]) -> Any:
-    """Run blocking code against an app that is served meanwhile."""
-    async with listening(app) as url:
-        return await asyncio.to_thread(use, url)
 
 
 @contextmanager

@@ -94,7 +94,8 @@ def test_plays_are_clean(shared: Folder, sanitizers: str, mode: str) -> None:
         if "cannot find" in str(error):
             pytest.skip(f"the compiler has no {sanitizers} sanitizer")
         raise
-    count = {"schedules": SEEDS // 4, "exit": 1}.get(mode, SEEDS // 15)
+    # A start takes seconds under the sanitizer of threads.
+    count = {"schedules": SEEDS // 4, "starts": SEEDS // 60, "exit": 1}.get(mode, SEEDS // 15)
     result = stand_in.run(program, mode, 1, count)
     if "FATAL: ThreadSanitizer: unexpected memory mapping" in result.error:
         pytest.skip("this kernel's memory layout is not one that the thread sanitizer knows")

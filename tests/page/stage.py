@@ -21,7 +21,6 @@ from tests.waiting import PATIENCE_S, until
 
 from autellix_backend.gateway.app import create_app
 from autellix_backend.gateway.history.history import PastProgram
-from autellix_backend.gateway.tenancy.tenants import Tenants
 from autellix_backend.gateway.wiring import Components
 from autellix_backend.observe.settled_call import Outcome, SettledCall
 from autellix_backend.reports.snapshot import AdmissionSnapshot, DemandSnapshot, EngineSnapshot
@@ -161,7 +160,7 @@ _hanging: set[asyncio.Task[None]] = set()
 
 
 @contextmanager
-def staged(tenants: Tenants | None = None, **gateway: Any) -> Iterator[Stage]:
+def staged(**gateway: Any) -> Iterator[Stage]:
     """Serve a gateway before a fake engine."""
     stages: list[Stage] = []
     end = threading.Event()
@@ -173,7 +172,7 @@ def staged(tenants: Tenants | None = None, **gateway: Any) -> Iterator[Stage]:
             await engine.start()
             try:
                 settings = Settings(gateway=GatewaySettings(**gateway), engine=EngineSettings())
-                app = create_app(settings, engine, tenants=tenants)
+                app = create_app(settings, engine)
                 async with listening(app) as url:
                     stages.append(Stage(url, app, engine, asyncio.get_running_loop()))
                     while not end.is_set():  # noqa: ASYNC110 - the event is another thread's

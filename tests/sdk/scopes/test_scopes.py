@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import pickle
 import threading
 from typing import TYPE_CHECKING, Any
@@ -37,6 +38,10 @@ def test_every_run_of_a_function_is_a_program(sdk: None) -> None:
     assert (first[0], first[2]) == ("x", "agent")
     assert first[1] != second[1]
     assert (agent.__name__, agent.__doc__) == ("agent", "Docs.")
+
+
+def test_decorated_coroutine_function_is_one(sdk: None) -> None:
+    assert inspect.iscoroutinefunction(autellix.program("agent")(plain_coroutine))
 
 
 def test_generator_protocol_is_kept(sdk: None) -> None:
