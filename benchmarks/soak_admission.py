@@ -20,6 +20,7 @@ import contextlib
 import dataclasses
 import itertools
 import json
+import os
 import random
 import re
 import sys
@@ -346,6 +347,8 @@ class Soak:
 
     async def run(self) -> dict[str, Any]:
         """Run it; return its findings."""
+        # Where the engines' logs lie.
+        os.environ["AUTELLIX_CACHE_DIR"] = str(self._folder)
         with self._backend:
             self._backend.launch()
             await asyncio.to_thread(self._backend.wait_ready)
@@ -365,7 +368,6 @@ class Soak:
             "engine": {
                 "replicas": REPLICAS,
                 "max_num_seqs": SLOTS,
-                "state_dir": str(self._folder),
                 "extra_args": [
                     *("--block-size", str(BLOCK_TOKENS)),
                     *("--num-gpu-blocks-override", str(options.kv_blocks)),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 
 from rich.table import Table
@@ -159,12 +161,10 @@ def _baseline_table(result: SweepResult, baseline: str) -> Table:
 def _ratio_table(result: SweepResult, baseline: str) -> Table:
     title = f"ratios to {baseline}, less is better: mean over the seeds ± 95 % interval"
     table = number_table("load", "policy", *RATIO_METRICS, title=title, texts=2)
-    rows = ratio_rows(result, baseline)
-    for position, row in enumerate(rows):
-        is_first = not position or rows[position - 1].load != row.load
-        is_last = position + 1 == len(rows) or rows[position + 1].load != row.load
-        cells = (format_interval(interval) for interval in row.ratios.values())
-        table.add_row(f"{row.load:g}" if is_first else "", row.case, *cells, end_section=is_last)
+    for load, rows in itertools.groupby(ratio_rows(result, baseline), key=itemgetter(0)):
+        table.add_section()
+        for position, (_, case, ratios) in enumerate(rows):
+            table.add_row("" if position else f"{load:g}", case, *map(format_interval, ratios))
     return table
 
 

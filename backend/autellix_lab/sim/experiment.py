@@ -214,16 +214,21 @@ def run_sweep(
     return SweepResult(points)
 
 
+def interval_mapping(interval: Interval | None) -> dict[str, float | None] | None:
+    """Return an interval as plain JSON values, which have no infinity."""
+    if interval is None:
+        return None
+    half_width = interval.half_width if math.isfinite(interval.half_width) else None
+    return {"mean": interval.mean, "half_width": half_width}
+
+
 def summarise_runs(result: SweepResult, metrics: Sequence[str]) -> list[dict[str, object]]:
     """Return one row per load and case: each metric's mean and half width (None for one seed)."""
     rows: list[dict[str, object]] = []
     for load, case in dict.fromkeys((point.load, point.case) for point in result.points):
         row: dict[str, object] = {"load": load, "case": case}
         for metric in metrics:
-            interval = result.interval(case, load, metric)
-            # JSON has no infinity.
-            half_width = interval.half_width if math.isfinite(interval.half_width) else None
-            row[metric] = {"mean": interval.mean, "half_width": half_width}
+            row[metric] = interval_mapping(result.interval(case, load, metric))
         rows.append(row)
     return rows
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
-from autellix_lab.sim.experiment import SweepResult, summarise_runs
+from autellix_lab.sim.experiment import SweepResult, interval_mapping, summarise_runs
 from autellix_lab.sim.figures.equal_latency import rate_at
 from autellix_lab.workload.statistics import Interval, confidence_interval
 
@@ -25,28 +24,15 @@ IDLE_WAIT_SHARE = 0.01
 """Least share of their latency that programs must wait, for a comparison of policies to mean anything."""
 
 
-@dataclass(frozen=True, slots=True)
-class RatioRow:
-    """One case at one load: each metric over the baseline's, by title."""
-
-    case: str
-    load: float
-    ratios: dict[str, Interval]
-
-
 def nearest_load(loads: Sequence[float], wanted: float = 1.0) -> float:
     """Return the load nearest to the wanted one; the lower one of a tie."""
     return min(loads, key=lambda load: (abs(load - wanted), load))
 
 
-def ratio_rows(result: SweepResult, baseline: str) -> list[RatioRow]:
-    """Return every case but the baseline at every load, by load; ratios are taken seed by seed."""
+def ratio_rows(result: SweepResult, baseline: str) -> list[tuple[float, str, list[Interval]]]:
+    """Return load, case and the ratios of RATIO_METRICS to the baseline's, taken seed by seed."""
     return [
-        RatioRow(
-            case,
-            load,
-            {title: result.ratio(case, baseline, load, name) for title, name in RATIO_METRICS.items()},
-        )
+        (load, case, [result.ratio(case, baseline, load, name) for name in RATIO_METRICS.values()])
         for load in result.loads
         for case in result.cases
         if case != baseline
@@ -86,25 +72,14 @@ def format_interval(interval: Interval, digits: int = 2) -> str:
     return f"{interval.mean:.{digits}f} ± {interval.half_width:.{digits}f}"
 
 
-def interval_mapping(interval: Interval | None) -> dict[str, float | None] | None:
-    """Return an interval as plain JSON values, which have no infinity."""
-    if interval is None:
-        return None
-    half_width = None if math.isinf(interval.half_width) else interval.half_width
-    return {"mean": interval.mean, "half_width": half_width}
-
-
 def sweep_report(
     result: SweepResult, baseline: str, equal: Mapping[str, Interval | None], latency_s: float | None
 ) -> dict[str, object]:
     """Return all runs, their means, ratios to the baseline and loads at equal latency."""
     ratios = [
-        {
-            "case": row.case,
-            "load": row.load,
-            **{RATIO_METRICS[title]: interval_mapping(interval) for title, interval in row.ratios.items()},
-        }
-        for row in ratio_rows(result, baseline)
+        {"case": case, "load": load}
+        | {name: interval_mapping(ratio) for name, ratio in zip(RATIO_METRICS.values(), found, strict=True)}
+        for load, case, found in ratio_rows(result, baseline)
     ]
     return {
         "baseline": baseline,
