@@ -41,14 +41,12 @@ from autellix_lab.sim.recorded import (
     FITS,
     HELD_OUT,
     LEAST_PROGRAMS,
-    fits_with,
     load_programs,
-    with_drawn_gaps,
 )
 from autellix_lab.sim.simulation import SimSettings
 from autellix_lab.sim.study_runs import BASE, Block, Cell, Pool, RunFile, cells_of, run_blocks
 from autellix_lab.sim.table import format_interval
-from autellix_lab.workload.fit import GapRule
+from autellix_lab.workload.fit import GapRule, draw_gaps
 from autellix_lab.workload.statistics import Interval
 
 PRESET = PRESETS["llama3.1-8b-a100"]
@@ -381,10 +379,12 @@ def pool_of(data: Path, scale: float) -> Callable[[Cell], Pool]:
     def read(workload: str, gaps: str) -> Pool:
         count = GAP_COUNTS[workload] if gaps else usual[workload]
         factor = FITS[workload].length_scale if workload in FITS else 1.0
-        fits = fits_with(GapRule(math.inf, factor)) if gaps == PROPORTIONAL else FITS
+        fits = FITS
+        if gaps == PROPORTIONAL:
+            fits = {name: replace(fit, gap_rule=GapRule(math.inf, factor)) for name, fit in FITS.items()}
         programs = load_programs(data, workload, fits)
         if gaps == DRAWN:
-            programs = with_drawn_gaps(workload, programs)
+            programs = [draw_gaps(program, DRAWN_GAPS[workload]) for program in programs]
         return Pool(programs, max(LEAST_PROGRAMS, round(scale * count)))
 
     return lambda cell: read(cell.workload, cell.gaps)

@@ -25,26 +25,12 @@ import aiohttp
 
 COMMON = ("--host", "127.0.0.1", "--log-level", "critical")
 UVICORN = (
-    "uvicorn",
-    "servers:app",
-    "--ws",
-    "none",
-    "--no-access-log",
-    "--timeout-graceful-shutdown",
-    "5",
-    *COMMON,
+    *("uvicorn", "servers:app", *COMMON, "--ws", "none", "--no-access-log"),
+    *("--timeout-graceful-shutdown", "5"),
 )
 GRANIAN = (
-    "granian",
-    "servers:app",
-    "--interface",
-    "asgi",
-    "--http",
-    "1",
-    "--no-ws",
-    "--loop",
-    "uvloop",
-    *COMMON,
+    *("granian", "servers:app", *COMMON, "--interface", "asgi", "--http", "1", "--no-ws"),
+    *("--loop", "uvloop"),
 )
 SERVERS = {
     "uvicorn, httptools": (*UVICORN, "--http", "httptools"),

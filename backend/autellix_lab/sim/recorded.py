@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
 from pathlib import Path
 
-from autellix_lab.workload.fit import NO_GAPS, Fit, GapRule, apply_fit, describe_fit, draw_gaps
+from autellix_lab.workload.fit import NO_GAPS, Fit, apply_fit, describe_fit
 from autellix_lab.workload.heavy_tail import HeavyTail
 from autellix_lab.workload.trace import ProgramTrace
 from autellix_lab.workload.trace_files import read_traces
@@ -53,17 +52,7 @@ def load_programs(data: Path, workload: str, fits: Mapping[str, Fit] = FITS) -> 
     return programs if fit is None else [apply_fit(program, fit) for program in programs]
 
 
-def fits_with(gaps: GapRule) -> dict[str, Fit]:
-    """Return FITS with another rule for gaps; the other workloads have no recorded ones."""
-    return {name: replace(fit, gap_rule=gaps) for name, fit in FITS.items()}
-
-
 def fit_note(workload: str, fits: Mapping[str, Fit] = FITS) -> str:
     """Return how lengths and gaps were changed."""
     fit = fits.get(workload)
     return "lengths and gaps as recorded" if fit is None else describe_fit(fit)
-
-
-def with_drawn_gaps(workload: str, programs: Iterable[ProgramTrace]) -> list[ProgramTrace]:
-    """Return a family's programs with the gaps of DRAWN_GAPS."""
-    return [draw_gaps(program, DRAWN_GAPS[workload]) for program in programs]

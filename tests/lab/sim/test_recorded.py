@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from autellix_lab.sim.recorded import (
-    DRAWN_GAPS,
     FAMILIES,
+    FITS,
     HELD_OUT,
     MIXED,
     SOURCES,
     fit_note,
-    fits_with,
     load_programs,
-    with_drawn_gaps,
 )
 from autellix_lab.workload.fit import GapRule
 from autellix_lab.workload.trace import CallTrace, ProgramTrace
@@ -53,7 +52,7 @@ def test_mixed_has_equal_shares(data: Path) -> None:
 
 @pytest.mark.parametrize(("cap_s", "gap_s"), [(0.0, 0.0), (30.0, 30.0), (math.inf, 90.0)])
 def test_gaps_are_a_choice(data: Path, cap_s: float, gap_s: float) -> None:
-    fits = fits_with(GapRule(cap_s))
+    fits = {name: replace(fit, gap_rule=GapRule(cap_s)) for name, fit in FITS.items()}
     programs = load_programs(data, "coding", fits)
     assert {program.calls[1].gap_before_s for program in programs} == {gap_s}
     assert str(GapRule(cap_s)) in fit_note("coding", fits)
@@ -61,11 +60,3 @@ def test_gaps_are_a_choice(data: Path, cap_s: float, gap_s: float) -> None:
 
 def test_families_play_without_gaps_unless_told(data: Path) -> None:
     assert {program.calls[1].gap_before_s for program in load_programs(data, "coding")} == {0.0}
-
-
-def test_sources_without_recorded_gaps_can_have_drawn_ones(data: Path) -> None:
-    for family in DRAWN_GAPS:
-        programs = load_programs(data, family)
-        drawn = with_drawn_gaps(family, programs)
-        assert [program.program_id for program in drawn] == [program.program_id for program in programs]
-        assert all((program.calls[1].gap_before_s or 0.0) not in (0.0, 90.0) for program in drawn)
