@@ -54,18 +54,6 @@ class Sweep:
     burst: int = BURST_PROGRAMS
     """Programs of one burst, for `burst_idle`."""
 
-    def __post_init__(self) -> None:
-        if self.arrivals not in SIM_ARRIVALS:
-            raise ValueError(f"arrivals must be one of {', '.join(SIM_ARRIVALS)}, not {self.arrivals!r}")
-        for name in ("programs", "cases", "loads", "seeds"):
-            if not getattr(self, name):
-                raise ValueError(f"{name} must not be empty")
-        for name in ("count", "burst"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
-        if any(not load > 0 for load in self.loads):
-            raise ValueError(f"loads must be above zero, not {tuple(self.loads)}")
-
     @property
     def runs(self) -> int:
         """The number of simulations."""

@@ -143,24 +143,6 @@ def test_other_arrivals(arrivals: str) -> None:
     assert {point.metrics["peak_programs"] >= 1 for point in points} == {True}
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("arrivals", "never"),
-        ("programs", ()),
-        ("loads", ()),
-        ("seeds", ()),
-        ("cases", {}),
-        ("count", 0),
-        ("burst", 0),
-        ("loads", (0.0,)),
-    ],
-)
-def test_a_bad_sweep_names_its_field(field: str, value: object) -> None:
-    with pytest.raises(ValueError, match=f"^{field} must"):
-        sweep(**{field: value})
-
-
 def test_a_shared_prefix_counts_once_in_the_load() -> None:
     """With private prefixes every program pays for its own."""
     call = CallTrace(id=0, parents=(), thread="main", prefill_tokens=1000, decode_tokens=1)

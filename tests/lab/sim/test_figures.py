@@ -180,14 +180,6 @@ def test_all_systems_have_the_same_levels_and_only_vllm_has_no_cache(study: Stud
 # Programs.
 
 
-@pytest.mark.parametrize(("field", "value"), [("seeds", ()), ("size", 0.0), ("pools", {"chat": ()})])
-def test_a_bad_study_names_its_field(field: str, value: object) -> None:
-    settings: dict[str, object] = {"pools": generated_pools(0, share=0.01), field: value}
-
-    with pytest.raises(ValueError, match=field):
-        Study(**settings)  # type: ignore[arg-type]
-
-
 def test_real_traces_are_drawn_without_gaps_and_mixed_in_equal_shares(tmp_path: Path) -> None:
     for workload, names in TRACE_FILES.items():
         for seed, name in enumerate(names):

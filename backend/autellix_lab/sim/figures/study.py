@@ -41,7 +41,7 @@ QUICK_LOADS = {name: (loads[0], loads[-1]) for name, loads in LOADS.items()}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Study:
-    """Size and setting of the runs; a bad value raises ValueError that names the field."""
+    """Size and setting of the runs."""
 
     pools: Mapping[str, Sequence[ProgramTrace]]
     """The programs that each seed picks from, by workload."""
@@ -51,15 +51,6 @@ class Study:
     is_quick: bool = False
     """A few programs at two loads: a check that all parts work, not a measurement."""
     model: EngineModel = field(default_factory=lambda: replace(PRESETS[MODEL], max_num_seqs=SLOTS))
-
-    def __post_init__(self) -> None:
-        if not self.seeds:
-            raise ValueError("seeds must not be empty")
-        if not self.size > 0:
-            raise ValueError(f"size must be above zero, not {self.size}")
-        for workload in WORKLOADS:
-            if not self.pools.get(workload):
-                raise ValueError(f"pools has no programs for {workload}")
 
     def count(self, workload: str, factor: float = 1.0) -> int:
         """Return the programs of one run."""
