@@ -139,6 +139,7 @@ async def test_a_feed_ends_with_its_client(serve: Any, wait_until: Any) -> None:
         async with asyncio.timeout(PATIENCE_S):
             while "autellix_event_subscribers 0.0" not in await metrics_of(rig):  # noqa: ASYNC110 - it tells when asked
                 await asyncio.sleep(0.01)
+        assert not [task for task in asyncio.all_tasks() if "Subscription.take" in str(task.get_coro())]
 
 
 async def test_the_number_of_feeds_is_bounded(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,14 +68,16 @@ async def _events(
             yield b": listening\n\n"
             while not ending.done():
                 taking = asyncio.create_task(subscription.take())
-                await asyncio.wait(
-                    (taking, ending), timeout=KEEP_ALIVE_S, return_when=asyncio.FIRST_COMPLETED
-                )
+                try:
+                    await asyncio.wait(
+                        (taking, ending), timeout=KEEP_ALIVE_S, return_when=asyncio.FIRST_COMPLETED
+                    )
+                finally:
+                    # Also where the client disconnects meanwhile. Nothing happens to a task that is done.
+                    taking.cancel()
                 if taking.done():
                     yield _text_of(*taking.result(), viewer)
-                    continue
-                taking.cancel()
-                if not ending.done():
+                elif not ending.done():
                     yield b": alive\n\n"
     finally:
         ending.cancel()
