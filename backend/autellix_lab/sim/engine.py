@@ -22,7 +22,7 @@ from autellix_lab.sim.batch import RunningBatch
 from autellix_lab.sim.call_blocks import CallBlocks
 from autellix_lab.sim.calls import EngineCall
 from autellix_lab.sim.loads import HostLoads
-from autellix_lab.sim.model import EngineModel
+from autellix_lab.sim.model import EngineModel, attended_pairs
 from autellix_lab.sim.stretch import EPSILON, Stretch, steps_within
 from autellix_lab.sim.victims import VictimSelector
 
@@ -382,7 +382,10 @@ class SimEngine:
     def _next_step(self, now: float) -> Stretch:
         """Return the next step of the batch, as a stretch of one."""
         decodes, context_tokens = self.batch.decodes, self.batch.decoding.context_tokens(self.batch.steps)
-        step_s = self.model.step_time_s(decodes, self.batch.prefill_tokens, self._starts, context_tokens)
+        pairs = sum(attended_pairs(call.computed, call.chunk) for call in self.batch.prefilling.values())
+        step_s = self.model.step_time_s(
+            decodes, self.batch.prefill_tokens, self._starts, context_tokens, pairs
+        )
         self._starts = 0
         growth_s = decodes * self.model.context_s
         return Stretch(now, step_s, 1, growth_s, self.blocks.take_delay_s())

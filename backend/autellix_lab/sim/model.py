@@ -7,17 +7,22 @@ from dataclasses import dataclass, fields, replace
 
 RESUME_KINDS = ("recompute", "swap", "host")
 SWAP_KINDS = ("per_block", "bulk")
-_STEP_TIMES = ("step_s", "decode_s", "context_s", "prefill_s", "call_s")
+_STEP_TIMES = ("step_s", "decode_s", "context_s", "prefill_s", "prefill_context_s", "call_s")
+
+
+def attended_pairs(start: int, tokens: int) -> float:
+    """Return how many pairs of a token and an earlier one the prefill of `tokens` behind `start` has."""
+    return tokens * (start + tokens / 2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineModel:
     """One engine; a bad value raises ValueError that names the field.
 
-    A step with `d` decoding calls, whose contexts have `k` tokens in all, `p` prefill tokens and `a` admitted
-    calls takes
+    A step with `d` decoding calls, whose contexts have `k` tokens in all, `p` prefill tokens, which attend to
+    `q` tokens in all, and `a` admitted calls takes
 
-        step_s + d * decode_s + k * context_s + p * prefill_s + a * call_s   seconds,
+        step_s + d * decode_s + k * context_s + p * prefill_s + q * prefill_context_s + a * call_s   seconds,
 
     plus the time of the swaps that it waits for.
     """
@@ -35,6 +40,8 @@ class EngineModel:
     With 0, `decode_s` is the cost at a typical context.
     """
     prefill_s: float = 0.0001
+    prefill_context_s: float = 0.0
+    """Cost of attention from one prefill token to one token before it, which makes long prompts dear."""
     call_s: float = 0.0
     """Cost of each admission of a call: host work that steps wait for."""
     block_tokens: int = 16
@@ -92,12 +99,17 @@ class EngineModel:
         return all(getattr(self, name) == 0 for name in _STEP_TIMES if name != "step_s")
 
     def step_time_s(
-        self, decodes: int, prefill_tokens: int, starts: int = 0, context_tokens: float = 0
+        self, decodes: int, prefill_tokens: int, starts: int = 0, context_tokens: float = 0, pairs: float = 0
     ) -> float:
-        """Return the duration of a step without swaps."""
+        """Return the duration of a step without swaps; `pairs` is `q`, by attended_pairs()."""
         calls_s = starts * self.call_s
-        kv_s = context_tokens * self.context_s
+        kv_s = context_tokens * self.context_s + pairs * self.prefill_context_s
         return self.step_s + decodes * self.decode_s + prefill_tokens * self.prefill_s + calls_s + kv_s
+
+    def prefill_time_s(self, new_tokens: int, prompt_tokens: int) -> float:
+        """Return the time that the last `new_tokens` of a prompt add to steps."""
+        pairs = attended_pairs(prompt_tokens - new_tokens, new_tokens)
+        return new_tokens * self.prefill_s + pairs * self.prefill_context_s
 
     def swap_time_s(self, blocks: int) -> float:
         """Return the time to move this many blocks of one call, in one direction."""
@@ -116,7 +128,7 @@ class EngineModel:
         """
         context_tokens = self.max_num_seqs * (prompt_tokens + output_tokens / 2)
         step_s = self.step_time_s(self.max_num_seqs, 0, 0, context_tokens)
-        return self.call_s + new_tokens * self.prefill_s + output_tokens * step_s
+        return self.call_s + self.prefill_time_s(new_tokens, prompt_tokens) + output_tokens * step_s
 
     def call_work_s(self, new_tokens: int, output_tokens: int, prompt_tokens: int) -> float:
         """Return the engine's time that a call uses up in full batches; calls of a run add up."""
@@ -124,12 +136,14 @@ class EngineModel:
         # The first token comes with the prefill; each later one reads the prompt and the answer so far.
         context_tokens = (output_tokens - 1) * (prompt_tokens + output_tokens / 2)
         kv_s = context_tokens * self.context_s
-        return self.call_s + new_tokens * self.prefill_s + output_tokens * token_s + kv_s
+        return self.call_s + self.prefill_time_s(new_tokens, prompt_tokens) + output_tokens * token_s + kv_s
 
     def tokens_per_s(self, prompt_tokens: float, output_tokens: float) -> float:
         """Return the decoded tokens per second of a full batch of calls with these lengths."""
-        decode_s = (self.step_s + self.max_num_seqs * self.decode_s) / self.max_num_seqs
-        return output_tokens / (output_tokens * decode_s + prompt_tokens * self.prefill_s + self.call_s)
+        context_tokens = self.max_num_seqs * (prompt_tokens + output_tokens / 2)
+        decode_s = self.step_time_s(self.max_num_seqs, 0, 0, context_tokens) / self.max_num_seqs
+        prefill_s = self.prefill_time_s(int(prompt_tokens), int(prompt_tokens))
+        return output_tokens / (output_tokens * decode_s + prefill_s + self.call_s)
 
     def times_as_fast(self, speed: float) -> EngineModel:
         """Return an engine with the same memory and steps that are `speed` times as fast."""

@@ -3,12 +3,14 @@
 `derive_engine` holds the whole derivation. It assumes that memory bandwidth bounds decode and arithmetic
 bounds prefill, as for dense models at usual batch sizes:
 
-    step_s           weight bytes / (BANDWIDTH_EFFICIENCY x bandwidth): each step reads all weights once
-    decode_s         KV bytes of a typical context / (BANDWIDTH_EFFICIENCY x bandwidth): attention reads them
-    prefill_s        2 x parameters / (MODEL_FLOPS_UTILISATION x peak): a multiplication and an addition each
-    kv_blocks        (MEMORY_UTILISATION x memory - weight bytes) / block bytes
-    swap_block_s     block bytes / (BANDWIDTH_EFFICIENCY x host link)
-    swap_transfer_s  MEMCPY_LAUNCH_S
+    step_s             weight bytes / (BANDWIDTH_EFFICIENCY x bandwidth): each step reads all weights once
+    decode_s           SEQUENCE_S: sampling, block tables and output of one sequence
+    context_s          KV bytes of a token / (BANDWIDTH_EFFICIENCY x bandwidth): attention reads all of it
+    prefill_s          2 x active parameters / (MODEL_FLOPS_UTILISATION x peak): a product and a sum each
+    prefill_context_s  4 x layers x heads x head_dim / (MODEL_FLOPS_UTILISATION x peak): scores, their sum
+    kv_blocks          (MEMORY_UTILISATION x memory - weight bytes) / block bytes
+    swap_block_s       block bytes / (BANDWIDTH_EFFICIENCY x host link)
+    swap_transfer_s    MEMCPY_LAUNCH_S
 
 Several GPUs count as one with the sum of their bandwidth, arithmetic, memory and links. All-reduces of tensor
 parallelism take no time, so the result is a little too fast.
@@ -33,11 +35,11 @@ MODEL_FLOPS_UTILISATION = 0.5
 MEMORY_UTILISATION = 0.92
 """Share of the memory for weights and KV blocks: vLLM's default, gpu_memory_utilization."""
 BYTES_PER_VALUE = 2
-"""bfloat16, weights and KV cache."""
+"""bfloat16: the KV cache, and weights unless the model says otherwise."""
 BLOCK_TOKENS = 16
 """vLLM's default block size."""
-TYPICAL_CONTEXT_TOKENS = 3000
-"""Mean prompt of a call of the generated `mixed` workload."""
+SEQUENCE_S = 2e-5
+"""Assumed time of a step that grows with each sequence, whatever its context."""
 MEMCPY_LAUNCH_S = 6e-6
 """One cudaMemcpyAsync of a small block: 5 to 7 us measured (arXiv 2602.21548, section 5.2)."""
 
@@ -64,19 +66,24 @@ class Hardware:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """A dense transformer."""
+    """A transformer with full attention, dense or a mixture of experts."""
 
     name: str
     parameters: float
     layers: int
+    heads: int
+    """Query heads."""
     kv_heads: int
     head_dim: int
     source: str
+    active_parameters: float | None = None
+    """Those that one token uses; None for all. Steps read the weights of all experts."""
+    parameter_bytes: float = BYTES_PER_VALUE
 
     @property
     def weight_bytes(self) -> float:
         """Bytes of all parameters."""
-        return self.parameters * BYTES_PER_VALUE
+        return self.parameters * self.parameter_bytes
 
     @property
     def kv_token_bytes(self) -> int:
@@ -91,7 +98,6 @@ def derive_engine(
     *,
     max_num_seqs: int = 64,
     token_budget: int = 2048,
-    context_tokens: int = TYPICAL_CONTEXT_TOKENS,
 ) -> EngineModel:
     """Return the engine that this model makes on this hardware, by the rules of the module's docstring.
 
@@ -101,12 +107,12 @@ def derive_engine(
         model: its transformer.
         max_num_seqs: most calls in one step, an operator's choice.
         token_budget: most tokens in one step, an operator's choice.
-        context_tokens: context of a decoding call, whose keys and values each step reads.
 
     Raises:
         ValueError: if the weights leave no memory for a KV block.
     """
     bandwidth = BANDWIDTH_EFFICIENCY * hardware.gpus * hardware.bandwidth_bytes_per_s
+    flops = MODEL_FLOPS_UTILISATION * hardware.gpus * hardware.flops
     block_bytes = BLOCK_TOKENS * model.kv_token_bytes
     kv_bytes = MEMORY_UTILISATION * hardware.gpus * hardware.memory_bytes - model.weight_bytes
     if kv_bytes < block_bytes:
@@ -116,14 +122,16 @@ def derive_engine(
         max_num_seqs=max_num_seqs,
         token_budget=token_budget,
         step_s=model.weight_bytes / bandwidth,
-        decode_s=context_tokens * model.kv_token_bytes / bandwidth,
-        prefill_s=2 * model.parameters / (MODEL_FLOPS_UTILISATION * hardware.gpus * hardware.flops),
+        decode_s=SEQUENCE_S,
+        context_s=model.kv_token_bytes / bandwidth,
+        prefill_s=2 * (model.active_parameters or model.parameters) / flops,
+        prefill_context_s=4 * model.layers * model.heads * model.head_dim / flops,
         block_tokens=BLOCK_TOKENS,
         kv_blocks=int(kv_bytes / block_bytes),
         swap_block_s=block_bytes / (BANDWIDTH_EFFICIENCY * hardware.gpus * hardware.link_bytes_per_s),
         swap_transfer_s=MEMCPY_LAUNCH_S,
         source=f"derived: {hardware.gpus} x {hardware.name} ({hardware.source}); "
-        f"{model.name} ({model.source}); {context_tokens} tokens of context",
+        f"{model.name} ({model.source})",
     )
 
 
@@ -148,17 +156,31 @@ LLAMA_31_8B = Model(
     name="Llama 3.1 8B",
     parameters=8.03e9,
     layers=32,
+    heads=32,
     kv_heads=8,
     head_dim=128,
-    source="model card and config.json: 8.03 billion parameters, 32 layers, 8 KV heads of 128",
+    source="model card and config.json: 8.03 billion parameters, 32 layers, 32 heads and 8 KV heads of 128",
 )
 LLAMA_31_70B = Model(
     name="Llama 3.1 70B",
     parameters=70.6e9,
     layers=80,
+    heads=64,
     kv_heads=8,
     head_dim=128,
-    source="model card and config.json: 70.6 billion parameters, 80 layers, 8 KV heads of 128",
+    source="model card and config.json: 70.6 billion parameters, 80 layers, 64 heads and 8 KV heads of 128",
+)
+QWEN3_30B_A3B = Model(
+    name="Qwen3 30B-A3B-FP8",
+    parameter_bytes=1,
+    parameters=30.5e9,
+    active_parameters=3.3e9,
+    layers=48,
+    heads=32,
+    kv_heads=4,
+    head_dim=128,
+    source="model card and config.json: 30.5 billion parameters, 3.3 active, 48 layers, 32 heads and "
+    "4 KV heads of 128; weights of one byte, as in the FP8 release (its faster arithmetic is left out)",
 )
 DEMO = EngineModel(
     name="demo",
@@ -176,6 +198,7 @@ _ALL = (
     derive_engine("llama3.1-8b-a100", A100_80GB, LLAMA_31_8B),
     derive_engine("llama3.1-8b-h100", H100_80GB, LLAMA_31_8B, token_budget=8192),
     derive_engine("llama3.1-70b-4xa100", dataclasses.replace(A100_80GB, gpus=4), LLAMA_31_70B),
+    derive_engine("qwen3-30b-a3b-h100", H100_80GB, QWEN3_30B_A3B, token_budget=8192),
     DEMO,
     UNIT,
 )

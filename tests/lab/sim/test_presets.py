@@ -26,15 +26,15 @@ from autellix_lab.sim.presets import (
 BOX = Hardware(
     name="box", memory_bytes=1000, bandwidth_bytes_per_s=100, flops=50, link_bytes_per_s=10, source="test"
 )
-TINY = Model(name="tiny", parameters=60, layers=1, kv_heads=1, head_dim=2, source="test")
+TINY = Model(name="tiny", parameters=60, layers=1, heads=3, kv_heads=1, head_dim=2, source="test")
 
 
 def test_the_derivation_is_the_documented_one() -> None:
     """By hand: 120 bytes of weights, 8 bytes a token, 128 bytes a block."""
-    engine = derive_engine("e", BOX, TINY, context_tokens=20)
+    engine = derive_engine("e", BOX, TINY)
 
-    assert (engine.step_s, engine.decode_s) == pytest.approx((120 / 80, 160 / 80))
-    assert engine.prefill_s == pytest.approx(120 / 25)
+    assert (engine.step_s, engine.context_s) == pytest.approx((120 / 80, 8 / 80))
+    assert (engine.prefill_s, engine.prefill_context_s) == pytest.approx((120 / 25, 24 / 25))
     assert engine.kv_blocks == (920 - 120) // 128
     assert engine.swap_block_s == pytest.approx(128 / 8)
     assert engine.swap_transfer_s == 6e-6
@@ -44,7 +44,7 @@ def test_gpus_add_up() -> None:
     """Four have four times the speed, and hold the weights once."""
     one, four = (derive_engine("e", replace(BOX, gpus=gpus), TINY) for gpus in (1, 4))
 
-    for name in ("step_s", "decode_s", "prefill_s", "swap_block_s"):
+    for name in ("step_s", "context_s", "prefill_s", "prefill_context_s", "swap_block_s"):
         assert getattr(four, name) == pytest.approx(getattr(one, name) / 4)
     assert four.kv_blocks == (4 * 920 - 120) // 128
 
@@ -69,6 +69,7 @@ def test_every_preset_names_its_source() -> None:
         "llama3.1-8b-a100",
         "llama3.1-8b-h100",
         "llama3.1-70b-4xa100",
+        "qwen3-30b-a3b-h100",
         "demo",
         "unit",
     }

@@ -45,7 +45,7 @@ from autellix_lab.sim.baselines.base import Baseline
 from autellix_lab.sim.call_blocks import CallBlocks
 from autellix_lab.sim.calls import EngineCall
 from autellix_lab.sim.kv import Segment
-from autellix_lab.sim.model import EngineModel
+from autellix_lab.sim.model import EngineModel, attended_pairs
 
 FIXED_TTL_S = 2.0
 FEW_DURATIONS = 100
@@ -309,7 +309,8 @@ class Continuum(Baseline):
 
     def _prefill_s(self, tokens: int) -> float:
         steps = -(-tokens // self.model.token_budget)
-        return self.model.step_time_s(0, tokens) + max(0, steps - 1) * self.model.step_s
+        pairs = attended_pairs(0, tokens)
+        return self.model.step_time_s(0, tokens, pairs=pairs) + max(0, steps - 1) * self.model.step_s
 
     def _started(self, call: Call) -> None:
         """End the pin of a program whose next call has started."""
