@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from autellix_backend.core.admission.idle import LEAST_HOLD_S, MAX_HOLDS, MIN_GAPS
-from autellix_backend.core.admission.review import MAX_PASSED, PATIENCE, STARVING
-from autellix_backend.core.admission.working_set import REVIEW_STEPS, WorkingSetAdmission
+from autellix_backend.core.admission.review import MAX_PASSED, PATIENCE, RESCUE_SHARE, STARVING
+from autellix_backend.core.admission.working_set import KEEP_SHARE, REVIEW_STEPS, WorkingSetAdmission
 from autellix_backend.core.arrival import Arrival, Context
 from autellix_backend.core.call import Call
 from autellix_backend.core.config import SchedulerConfig
@@ -206,7 +206,37 @@ def test_contexts_are_measured_as_they_grow(engine: Engine) -> None:
     assert engine.admission.steps_to_review(engine.step) == 1
 
     assert engine.review(steps=1) == ["b1"]
+    assert engine.admission.steps_to_review(engine.step) == 1
+    assert engine.admission.take_to_keep() == []
     assert engine.admission.steps_to_review(engine.step) == REVIEW_STEPS
+
+
+def test_the_cached_blocks_of_idle_active_programs_outlive_those_that_others_have_freed(
+    engine: Engine,
+) -> None:
+    for number, name in enumerate("abcd"):
+        engine.now = float(number)
+        engine.arrive(f"{name}1", 20)
+    for name in "bad":
+        engine.now += 1.0
+        engine.finish(f"{name}1", 20)
+    assert engine.admission.take_to_keep() == []
+
+    engine.machine.end_program("d", engine.now)
+
+    assert engine.admission.take_to_keep() == ["b", "a"]
+    assert engine.admission.take_to_keep() == []
+
+
+def test_the_order_of_eviction_is_left_alone_for_a_few_freed_blocks(engine: Engine) -> None:
+    engine.arrive("a1", 20)
+    engine.arrive("b1", int(KEEP_SHARE * CAPACITY) - 1)
+    engine.finish("a1", 20)
+    engine.finish("b1", 1)
+
+    engine.machine.end_program("b", engine.now)
+
+    assert engine.admission.take_to_keep() == []
 
 
 def test_a_change_is_reviewed_at_the_next_step(engine: Engine) -> None:
@@ -768,6 +798,19 @@ def test_a_program_takes_memory_from_one_of_its_own_tenant_once_it_starves() -> 
     assert call_without_pause(engine, "a", STARVING * 20.0) == []
     assert call_without_pause(engine, "a", HOLD_S + 1.0) == ["b1"]
     assert engine.active == "b"
+
+
+def test_memory_is_taken_for_starving_programs_in_a_small_share_of_the_time() -> None:
+    """Two contexts of 95 tokens are prefilled again for each exchange."""
+    exchange_s = 2 * 95 * HOLD_S / CAPACITY
+    engine = Engine(machine=make_machine(idle_s=20.0))
+    for number, name in enumerate("abc"):
+        engine.now = float(number)
+        engine.arrive(f"{name}1", 95)
+    assert call_without_pause(engine, "a", STARVING * 20.0 + HOLD_S + 1.0) == ["b1"]
+
+    assert call_without_pause(engine, "b", exchange_s / RESCUE_SHARE - 2 * HOLD_S) == []
+    assert call_without_pause(engine, "b", 2 * HOLD_S) == ["c1"]
 
 
 def test_a_program_gets_its_turn_while_the_calls_of_the_one_that_gave_way_still_run() -> None:

@@ -101,3 +101,4 @@ def test_by_default_every_program_is_admitted_for_good() -> None:
 
     assert (admission.is_due(0), admission.steps_to_review(0)) == (False, NEVER_STEPS)
     assert admission.review(0.0, 0, lambda _: 0) == []
+    assert admission.take_to_keep() == []

@@ -296,6 +296,7 @@ def _play(engine: LLMEngine, scenario: dict[str, Any]) -> dict[str, Any]:
     aborts = {int(step): ids for step, ids in scenario.get("aborts", {}).items()}
     outputs: dict[str, list[int]] = {}
     finished: list[str] = []
+    cached: dict[str, int] = {}
     token_owners: list[str] = []
     half_written: list[dict[str, int]] = []
     step = 0
@@ -313,6 +314,7 @@ def _play(engine: LLMEngine, scenario: dict[str, Any]) -> dict[str, Any]:
             outputs[output.request_id] = tokens
             if output.finished:
                 finished.append(output.request_id)
+                cached[output.request_id] = output.num_cached_tokens or 0
         step += 1
         if step > scenario.get("max_steps", 20_000):
             raise RuntimeError(f"no end after {step} steps; finished {len(finished)}")
@@ -321,6 +323,7 @@ def _play(engine: LLMEngine, scenario: dict[str, Any]) -> dict[str, Any]:
     return {
         "outputs": outputs,
         "finished": finished,
+        "cached": cached,
         "token_owners": token_owners,
         "steps": step,
         "half_written": half_written,

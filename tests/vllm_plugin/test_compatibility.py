@@ -15,7 +15,12 @@ class VllmScheduler:
     """As much of vLLM's scheduler as is looked at."""
 
     def __init__(self) -> None:
-        pool = SimpleNamespace(num_gpu_blocks=2, get_num_free_blocks=None)
+        pool = SimpleNamespace(
+            num_gpu_blocks=2,
+            get_num_free_blocks=None,
+            get_cached_block=None,
+            free_block_queue=SimpleNamespace(remove=None, append_n=None),
+        )
         self.kv_cache_manager: Any = SimpleNamespace(
             allocate_slots=None,
             block_pool=pool,

@@ -186,6 +186,26 @@ def test_outputs_are_equal_where_requests_are_held_back(
     assert run["slot_preemptions"] + run["block_preemptions"] == 0
 
 
+@pytest.mark.parametrize("is_ended", [True, False])
+def test_the_context_of_a_program_that_ended_is_evicted_before_that_of_an_idle_one(
+    engine_worker: Any, is_ended: bool
+) -> None:
+    """The idle program's blocks were used least recently, and only programs that ended go before them."""
+    idle, ended, newcomer = [2] * 96, [3] * 160, [4] * 224
+    last = {"autellix_last": 1} if is_ended else {}
+    calls = [
+        {"id": "idle", "step": 0, "prompt": idle, "extra_args": {"autellix_program": "idle"}},
+        {"id": "ended", "step": 10, "prompt": ended, "extra_args": {"autellix_program": "ended"} | last},
+        {"id": "new", "step": 20, "prompt": newcomer, "extra_args": {"autellix_program": "new"}},
+        {"id": "again", "step": 30, "prompt": idle + [5] * 10, "extra_args": {"autellix_program": "idle"}},
+    ]
+
+    run = engine_worker.run(admitting(kv_share=1.0) | {"calls": [call | {"max_tokens": 2} for call in calls]})
+
+    assert_clean(run)
+    assert run["cached"]["again"] == (96 if is_ended else 0)
+
+
 @pytest.mark.parametrize("is_async", [True, False])
 def test_clients_of_held_back_requests_may_vanish(
     engine_worker: Any, stock_runs: Any, is_async: bool

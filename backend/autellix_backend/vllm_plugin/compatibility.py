@@ -14,6 +14,9 @@ _HOOKS = ("_free_request", "_handle_stopped_request", "_preempt_request", "sched
 _NAMES = (
     "finished_recving_kv_req_ids",
     "kv_cache_manager.allocate_slots",
+    "kv_cache_manager.block_pool.free_block_queue.append_n",
+    "kv_cache_manager.block_pool.free_block_queue.remove",
+    "kv_cache_manager.block_pool.get_cached_block",
     "kv_cache_manager.block_pool.get_num_free_blocks",
     "kv_cache_manager.block_pool.num_gpu_blocks",
     "kv_cache_manager.enable_caching",

@@ -97,6 +97,11 @@ class ContextIndex:
             prefix_tokens=prefix_blocks * self._block_tokens,
         )
 
+    def last_context(self, program_id: str) -> Hashes:
+        """Return the hashes of a program's latest request and its answer; empty if there are none."""
+        known = self._programs.get(program_id)
+        return () if known is None or not known.strands else known.strands[-1].hashes
+
     def end(self, program_id: str) -> None:
         """Drop the contexts of a program that is over; others may still share its first prompt."""
         known = self._programs.get(program_id)

@@ -78,6 +78,8 @@ class StepDecisions:
         for request_id in changed:
             self._reposition(request_id)
         self._host_tier.on_reviewed(changed)
+        for hashes in self._tracker.take_to_keep():
+            self._blocks.keep(hashes)
 
     def _place_tenants(self, slots: int) -> None:
         """Where several tenants share the engine, put the next calls to run in front of all others.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from vllm.v1.kv_cache_interface import FullAttentionSpec
@@ -93,6 +94,23 @@ class EngineBlocks:
         waiting = (request for request in requests if request.status != RequestStatus.RUNNING)
         needs = (self._of(request.num_tokens) for request in waiting)
         return self.is_caching and fit_together(needs, self._pool.get_num_free_blocks())
+
+    def keep(self, hashes: Sequence[Any]) -> None:
+        """Move the cached blocks of a context that no request uses behind all other free blocks.
+
+        Those of its end are evicted first, as vLLM itself frees them.
+        """
+        queue = self._pool.free_block_queue
+        kept = []
+        for group, spec in enumerate(self._specs):
+            # The hash of a block covers all tokens before it, so the last one in a larger block names that.
+            scale = spec.block_size // self.hash_block_tokens
+            for end in range(len(hashes) // scale * scale, 0, -scale):
+                for block in self._pool.get_cached_block(hashes[end - 1], [group]) or ():
+                    if block.ref_cnt == 0 and not block.is_null:
+                        queue.remove(block)
+                        kept.append(block)
+        queue.append_n(kept)
 
     def _of(self, tokens: int) -> int:
         """Return the blocks that `tokens` fill, in all groups of layers."""

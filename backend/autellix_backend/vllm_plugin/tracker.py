@@ -15,7 +15,7 @@ from autellix_backend.core.boost import work_of
 from autellix_backend.core.call import Call
 from autellix_backend.core.machine import Machine
 from autellix_backend.reports.report import EngineReport
-from autellix_backend.vllm_plugin.context import ContextIndex
+from autellix_backend.vllm_plugin.context import ContextIndex, Hashes
 from autellix_backend.vllm_plugin.identity import CallIdentity
 from autellix_backend.vllm_plugin.report_server import ReportServer
 from autellix_backend.vllm_plugin.runs import CallRuns
@@ -104,6 +104,10 @@ class CallTracker:
         key_units = max(0, min(_KEY_ZERO + round(key * _KEY_UNITS_PER_S), _KEY_LIMIT))
         # A held call has a number below zero, which must not reach into the level.
         return (((level << _KEY_BITS) | key_units) << _SEQUENCE_BITS) + sequence
+
+    def take_to_keep(self) -> list[Hashes]:
+        """Return the contexts whose cached blocks should outlive all others, in the order of eviction."""
+        return [self._contexts.last_context(each) for each in self.machine.admission.take_to_keep()]
 
     def arrive(
         self,

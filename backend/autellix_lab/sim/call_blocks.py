@@ -102,7 +102,7 @@ class CallBlocks:
             # Its cached blocks keep their place in the order of eviction.
             return False
         self._hold(call, segment)
-        self.kv.allocate(segment, max(0, self.needed(start + tokens) - shared - segment.blocks))
+        self.kv.allocate(segment, max(0, self.needed(start + tokens) - shared - segment.blocks), reserve)
         call.begin_prefill(start, 0 if loaded else tokens)
         if loaded:
             call.load_blocks = self.needed(loaded)

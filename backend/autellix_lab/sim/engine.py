@@ -59,6 +59,8 @@ class SimEngine:
         if self.blocks.host is not None:
             self.machine.admission.use_host_memory(self.blocks.load_of)
         self.calls: dict[str, EngineCall] = {}
+        self._last_calls: dict[str, EngineCall] = {}
+        """The last call of each live program that had one here."""
         self.batch = RunningBatch(config, self.machine, self.blocks)
         self.busy_s = 0.0
         self.swap_s = 0.0
@@ -183,6 +185,9 @@ class SimEngine:
         for call in self._arrivals:
             self.batch.bring_up_program(call.program_id)
             self.calls[call.call_id] = call
+            # As live, where a context is known by the full blocks of its prompt.
+            if call.prompt_tokens >= self.model.block_tokens:
+                self._last_calls[call.program_id] = call
             if self.blocks.host is not None:
                 self.blocks.host.arrive(call)
             call.state = self.machine.arrive(
@@ -252,6 +257,7 @@ class SimEngine:
     def end_program(self, program_id: str, now: float) -> None:
         """Note that a program has ended."""
         self.machine.end_program(program_id, now)
+        self._last_calls.pop(program_id, None)
         if self.blocks.host is not None:
             self.blocks.host.end_program(program_id)
 
@@ -274,6 +280,9 @@ class SimEngine:
                 "admit" if self.machine.call(call_id).is_admitted else "withdraw", self.calls[call_id], now
             )
             self.loads.on_admission(self.calls[call_id])
+        for program_id in self.machine.admission.take_to_keep():
+            if program_id in self._last_calls:
+                self.blocks.kv.touch(self._last_calls[program_id].segment)
         for change in self.machine.tick(now):
             call = self.calls[change.call_id]
             if call.is_decoding:
@@ -317,6 +326,8 @@ class SimEngine:
         has_room = wanted <= kv.available
         for call in prefilling if has_room else self._make_way(now):
             self.blocks.extend(call)
+        # As in vLLM, running calls evict blocks before waiting ones are looked up in the cache.
+        kv.make_free(kv.growth(self.batch.steps, 1))
         return has_room
 
     def _make_way(self, now: float) -> list[EngineCall]:

@@ -76,11 +76,15 @@ class KvBlocks:
             have = link.shared + min(link.blocks, link.full, limit - link.shared)
         return have
 
-    def allocate(self, segment: Segment, blocks: int) -> bool:
-        """Allocate blocks to a held segment; return False and change nothing if there are not enough."""
+    def allocate(self, segment: Segment, blocks: int, reserve: int = 0) -> bool:
+        """Allocate blocks to a held segment; return False and change nothing if there are not enough.
+
+        As many as `reserve` are free afterwards, if there are enough of them.
+        """
         if blocks > self.available:
             return False
-        self._take(blocks)
+        self.make_free(min(blocks + reserve, self.available))
+        self._free -= blocks
         segment.blocks += blocks
         return True
 
@@ -143,11 +147,17 @@ class KvBlocks:
             found += 1
         return min(steps, found)
 
+    def make_free(self, blocks: float) -> None:
+        """Evict until this many blocks are free; there are enough of them."""
+        if blocks > self._free:
+            self._evict(int(blocks - self._free))
+
     def grow(self, step: int, steps: int) -> None:
         """Take the blocks that growing calls need in these steps; assign() counts them to segments."""
         blocks = self.growth(step, steps)
         assert blocks <= self.available, "a stretch was longer than the blocks for it"
-        self._take(blocks)
+        self.make_free(blocks)
+        self._free -= blocks
 
     def assign(self, segment: Segment, blocks: int) -> None:
         """Count blocks of a growing call to its segment."""
@@ -179,6 +189,15 @@ class KvBlocks:
                 self._to_cache(segment)
             segment = segment.parent if segment.shared else None
 
+    def touch(self, segment: Segment | None) -> None:
+        """Let the cached blocks of a segment's content outlive all others; those of its tail go first."""
+        while segment is not None:
+            if segment.users == 0:
+                segment.stamp = self._next_stamp
+                self._next_stamp += 1
+                self._queue(segment)
+            segment = segment.parent if segment.shared else None
+
     def drop(self, segment: Segment) -> None:
         """Free the blocks of a segment without a holder at once."""
         assert not segment.users
@@ -186,11 +205,6 @@ class KvBlocks:
         segment.stamp = -1
         self._free += segment.blocks
         segment.blocks = 0
-
-    def _take(self, blocks: int) -> None:
-        if blocks > self._free:
-            self._evict(int(blocks - self._free))
-        self._free -= blocks
 
     def _to_cache(self, segment: Segment) -> None:
         # Nobody can find the others.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from autellix_backend.core.admission.idle import HostLoads
+from autellix_backend.core.admission.costs import HostLoads
 from autellix_backend.core.admission.memory import EngineMemory
 from autellix_backend.core.arrival import Context
 from autellix_backend.core.call import Call
@@ -68,6 +68,13 @@ class Admission:
         """Decide at the beginning of a step; return the waiting calls that it admitted or withdrew.
 
         `tokens_of` returns the present context (tokens) of an active call.
+        """
+        return []
+
+    def take_to_keep(self) -> list[str]:
+        """Return the idle programs whose cached blocks should now outlive all others, the first to go first.
+
+        Empty unless enough blocks that matter less were freed since the last time.
         """
         return []
 

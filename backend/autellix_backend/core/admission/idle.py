@@ -13,13 +13,8 @@ part of a context that would be loaded is worth keeping for as long as the load 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable
 
-from autellix_backend.core.statistics import TokenCost
-
-HostLoads = Callable[[str, int], tuple[float, float]]
-"""For an idle program's id and tokens: the share of its context that would be loaded from host memory when it
-returns, and the seconds of the load; both are zero where recomputing is cheaper."""
+from autellix_backend.core.admission.costs import ContextCosts
 
 GAP_WINDOW, MIN_GAPS = 64, 8
 """Gaps between calls that are remembered of a class, and those needed before they count."""
@@ -58,30 +53,28 @@ class ClassGaps:
 class IdleLimits:
     """The times for which idle programs of one engine stay active."""
 
-    def __init__(self, capacity_tokens: float, longest_s: float, token_cost: TokenCost) -> None:
+    def __init__(self, capacity_tokens: float, longest_s: float, costs: ContextCosts) -> None:
         """Know no gaps yet.
 
         Args:
             capacity_tokens: What the contexts of active programs may fill.
             longest_s: The longest time for which any program without a call stays active.
-            token_cost: Of the engine.
+            costs: The costs of contexts on the engine.
         """
         self.gaps = ClassGaps()
-        self.host_loads: HostLoads | None = None
-        """The loads from host memory; None without any. Set once, by the owner."""
         self.longest_s = longest_s
         self._capacity_tokens = capacity_tokens
-        self._token_cost = token_cost
+        self._costs = costs
 
     @property
     def hold_s(self) -> float:
         """The time in which the engine prefills all of the memory."""
-        return self._token_cost.seconds * self._capacity_tokens
+        return self._costs.prefill_s(self._capacity_tokens)
 
     @property
     def least_s(self) -> float:
         """A time for which every idle program is kept."""
-        return min(self.longest_s, self.hold_s) if self.host_loads is None else 0.0
+        return min(self.longest_s, self.hold_s) if self._costs.host_loads is None else 0.0
 
     def of_class(self, tenant: str, class_name: str) -> float:
         """Return how long (s) a program of the class is kept that would be recomputed."""
@@ -92,7 +85,7 @@ class IdleLimits:
 
     def of_program(self, program_id: str, tokens: int, class_limit_s: float) -> float:
         """Return how long (s) a program is kept, part of whose context (tokens) may be in host memory."""
-        if self.host_loads is None:
+        if self._costs.host_loads is None:
             return class_limit_s
-        share, load_s = self.host_loads(program_id, tokens)
+        share, load_s = self._costs.load(program_id, tokens)
         return min(class_limit_s, (1.0 - share) * class_limit_s + load_s + LEAST_HOLD_S)

@@ -23,6 +23,8 @@ class EngineMemory:
         self.active = ActiveSet()
         self.inactive = InactivePrograms()
         self.leaving = LeavingPrograms()
+        self.freed_tokens = 0
+        """Tokens of programs that are active no more, and so of blocks that should be evicted first."""
         self._changed: dict[Call, bool] = {}
         """Calls that the present review admitted or withdrew, and whether they were admitted before."""
 
@@ -107,6 +109,7 @@ class EngineMemory:
         """Free the memory of an active program."""
         self.active.remove(context)
         context.is_active = False
+        self.freed_tokens += context.own_tokens
 
     def take_changed(self) -> list[Call]:
         """Return the calls that were admitted or withdrawn since the last time."""

@@ -13,7 +13,7 @@ them, at most once in the time in which the engine prefills all of it:
 
 - A tenant with less than its share by weight takes it from those with more, after that time.
 - A program takes it from any other after STARVING times R, R being at most `idle_s` here, and after MAX_HOLDS
-  times that time.
+  times that time; then no other does until the prefills that this costs are RESCUE_SHARE of the time since.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from heapq import heapify, heappop, heappush
 from itertools import chain
 from operator import attrgetter
 
+from autellix_backend.core.admission.costs import ContextCosts
 from autellix_backend.core.admission.idle import MAX_HOLDS, IdleLimits
 from autellix_backend.core.admission.memory import EngineMemory
 from autellix_backend.core.admission.programs import ProgramContext
@@ -35,6 +36,8 @@ PATIENCE = 2.0
 STARVING = 8.0
 """An inactive program that has waited this many mean response times goes first, and active ones make room: by
     attained service alone it might never run."""
+RESCUE_SHARE = 0.05
+"""The share of the engine's time that taking memory for starving programs may cost."""
 MAX_PASSED = 64
 """The most programs that are passed over in one review, which bounds its cost."""
 
@@ -44,12 +47,17 @@ _Candidate = tuple[float, float, int, ProgramContext]
 class MemoryReview:
     """Moves programs in and out of one engine's memory."""
 
-    def __init__(self, memory: EngineMemory, idle: IdleLimits, statistics: ProgramStatistics) -> None:
+    def __init__(
+        self, memory: EngineMemory, idle: IdleLimits, costs: ContextCosts, statistics: ProgramStatistics
+    ) -> None:
         self._memory = memory
         self._idle = idle
+        self._costs = costs
         self._statistics = statistics
         self._next_taking_s = 0.0
         """The earliest time at which memory may be taken from active programs again."""
+        self._next_rescue_s = 0.0
+        """The earliest time at which it may be taken for a starving program again."""
 
     def run(self, now: float) -> None:
         """Deactivate what has outgrown the memory, and activate what fits."""
@@ -62,13 +70,16 @@ class MemoryReview:
             self._take_memory(now)
             self._break_standstill()
 
-    def _deactivate(self, now: float, is_enough: Callable[[], bool], least_share: float = -math.inf) -> None:
+    def _deactivate(
+        self, now: float, is_enough: Callable[[], bool], least_share: float = -math.inf
+    ) -> list[ProgramContext]:
         """Deactivate the largest key of the tenant with the most context by weight, until it is enough.
 
-        A tenant with no more context than `least_share` times its weight gives none.
+        A tenant with no more context than `least_share` times its weight gives none. Returns those that gave.
         """
+        gave: list[ProgramContext] = []
         if is_enough():
-            return
+            return gave
         by_tenant: dict[str, list[ProgramContext]] = {}
         for context in sorted(self._memory.active.contexts.values(), key=attrgetter("rank")):
             by_tenant.setdefault(context.tenant, []).append(context)
@@ -77,9 +88,11 @@ class MemoryReview:
         while candidates and -candidates[0][0] > least_share and not is_enough():
             context = heappop(candidates)[-1]
             self._memory.deactivate(context, now)
+            gave.append(context)
             by_tenant[context.tenant].pop()
             if by_tenant[context.tenant]:
                 heappush(candidates, self._to_deactivate(by_tenant[context.tenant][-1]))
+        return gave
 
     def _to_deactivate(self, context: ProgramContext) -> _Candidate:
         return (-self._memory.tenant_share(context), -context.key, -context.number, context)
@@ -154,10 +167,14 @@ class MemoryReview:
         for context in sorted(longest.values(), key=self._to_activate):
             waited_s = now - context.since_s
             share = memory.tenant_share(context) + context.needed_tokens / context.weight
-            is_starving = waited_s > starving_s
+            is_starving = waited_s > starving_s and now >= self._next_rescue_s
             if is_starving or (waited_s > hold_s and share <= even_share):
                 has_enough = partial(self._has_enough, context)
-                self._deactivate(now, has_enough, -math.inf if is_starving else even_share)
+                least_share = -math.inf if is_starving else even_share
+                gave = self._deactivate(now, has_enough, least_share)
+                if is_starving:
+                    cost_s = sum(map(self._costs.restore_s, [context, *gave]))
+                    self._next_rescue_s = now + max(hold_s, cost_s / RESCUE_SHARE)
                 if has_enough():
                     memory.inactive.move(context, -math.inf)
                     memory.activate(context)

@@ -17,9 +17,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from itertools import count
+from operator import attrgetter
 
 from autellix_backend.core.admission.base import Admission, AdmissionInputs
-from autellix_backend.core.admission.idle import HostLoads, IdleLimits
+from autellix_backend.core.admission.costs import ContextCosts, HostLoads
+from autellix_backend.core.admission.idle import IdleLimits
 from autellix_backend.core.admission.memory import EngineMemory
 from autellix_backend.core.admission.programs import ProgramContext
 from autellix_backend.core.admission.review import MemoryReview
@@ -29,6 +31,8 @@ from autellix_backend.core.table import Program
 
 REVIEW_STEPS = 16
 """Steps between two measurements of the running contexts, which grow by a token in each step."""
+KEEP_SHARE = 0.02
+"""The share of KV memory that must have been freed before the order of eviction is put right again."""
 
 
 class WorkingSetAdmission(Admission):
@@ -40,8 +44,9 @@ class WorkingSetAdmission(Admission):
         """Admit programs to an empty engine."""
         config = inputs.config
         self.memory = EngineMemory(config.kv_share * inputs.kv_tokens)
-        self.idle = IdleLimits(self.memory.capacity_tokens, config.idle_s, inputs.token_cost)
-        self._review = MemoryReview(self.memory, self.idle, inputs.statistics)
+        self._costs = ContextCosts(inputs.token_cost)
+        self.idle = IdleLimits(self.memory.capacity_tokens, config.idle_s, self._costs)
+        self._review = MemoryReview(self.memory, self.idle, self._costs, inputs.statistics)
         self._key_of = inputs.key_of
         self._numbers = count()
         self._is_dirty = False
@@ -62,11 +67,15 @@ class WorkingSetAdmission(Admission):
 
     def steps_to_review(self, step: int) -> int:
         """Return the steps until contexts are measured again."""
-        return 1 if self._is_dirty else max(1, self._next_step - step)
+        return 1 if self._is_dirty or self._has_freed else max(1, self._next_step - step)
+
+    @property
+    def _has_freed(self) -> bool:
+        return self.memory.freed_tokens >= KEEP_SHARE * self.memory.capacity_tokens
 
     def use_host_memory(self, loads: HostLoads) -> None:
         """Keep idle programs for less time where their contexts would be loaded from host memory."""
-        self.idle.host_loads = loads
+        self._costs.host_loads = loads
 
     def arrive(self, call: Call, program: Program, needs: Context | None, now: float) -> None:
         """Note an arriving call, and set whether it is admitted."""
@@ -100,6 +109,7 @@ class WorkingSetAdmission(Admission):
             context.since_s = now
         elif not context.calls:
             memory.inactive.remove(context)
+            memory.freed_tokens += context.own_tokens
         if program.is_ended and not context.calls:
             self.forget(call.program_id)
         self._is_dirty |= bool(memory.inactive)
@@ -126,6 +136,15 @@ class WorkingSetAdmission(Admission):
         self.memory.leaving.measure(tokens_of)
         self._review.run(now)
         return self.memory.take_changed()
+
+    def take_to_keep(self) -> list[str]:
+        """Return the active programs without a call, longest idle first, once others have freed enough."""
+        memory = self.memory
+        if not self._has_freed:
+            return []
+        memory.freed_tokens = 0
+        idle = [context for context in memory.active.contexts.values() if not context.calls]
+        return [context.program.program_id for context in sorted(idle, key=attrgetter("since_s"))]
 
     def check(self) -> None:
         """Assert the invariants."""
