@@ -28,7 +28,7 @@ MAX_MODELS = 32
 _ENGINE_GAUGES = {
     "queued_calls": ("Calls in the gateway's queue.",),
     "unanswered_calls": ("Calls without a byte of their answer.",),
-    "unanswered_bytes": ("Bytes of those calls' bodies.",),
+    "unanswered_bytes": ("Bytes of the bodies of calls without a byte of their answer.",),
     "engine_calls": ("Running and waiting calls.", "state"),
     "engine_slots": ("The engine's batch slots.",),
     "engine_kv_blocks": ("Used and total KV blocks.", "kind"),
@@ -38,7 +38,7 @@ _ENGINE_GAUGES = {
     "active_programs": ("Programs whose calls may run.",),
     "inactive_programs": ("Programs that wait for KV memory.",),
     "working_set_tokens": ("Contexts of the active programs.",),
-    "working_set_capacity_tokens": ("What they may fill.",),
+    "working_set_capacity_tokens": ("KV tokens that the contexts of active programs may fill.",),
 }
 """Text, and labels beside the engine, by name."""
 _NOTHING = KvOffloadTotals(0, 0, 0.0, 0, 0, 0.0, 0, 0)

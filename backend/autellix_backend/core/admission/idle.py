@@ -85,7 +85,5 @@ class IdleLimits:
 
     def of_program(self, program_id: str, tokens: int, class_limit_s: float) -> float:
         """Return how long (s) a program is kept, part of whose context (tokens) may be in host memory."""
-        if self._costs.host_loads is None:
-            return class_limit_s
         share, load_s = self._costs.load(program_id, tokens)
         return min(class_limit_s, (1.0 - share) * class_limit_s + load_s + LEAST_HOLD_S)

@@ -34,8 +34,8 @@ from autellix_backend.core.statistics import ProgramStatistics
 PATIENCE = 2.0
 """An inactive program that has waited this many mean response times lets no other pass."""
 STARVING = 8.0
-"""An inactive program that has waited this many mean response times goes first, and active ones make room: by
-    attained service alone it might never run."""
+"""An inactive program that has waited this many mean response times goes first, and active ones make room:
+by attained service alone it might never run."""
 RESCUE_SHARE = 0.05
 """The share of the engine's time that taking memory for starving programs may cost."""
 MAX_PASSED = 64

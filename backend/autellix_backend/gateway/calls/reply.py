@@ -128,8 +128,8 @@ class RelayedStream:
     def __init__(self, call: GatewayCall) -> None:
         self._call = call
         self._ends = call.dialect.stream_ends
-        self._line: list[bytes] = []
-        """The parts of a line whose end has not come."""
+        self._line = bytearray()
+        """What has come of a line whose end has not."""
         self._kept = StreamTail()
         self.has_error = False
         """Whether an error event has come."""
@@ -141,7 +141,7 @@ class RelayedStream:
     @property
     def held_bytes(self) -> int:
         """The bytes that have come and may not go out yet."""
-        return len(self.last_event) + sum(map(len, self._line))
+        return len(self.last_event) + len(self._line)
 
     def feed(self, chunk: bytes) -> bytes:
         """Return the whole lines that may go out after the next bytes."""
@@ -150,20 +150,20 @@ class RelayedStream:
             return b""
         line_start = chunk.rfind(b"\n") + 1
         if not line_start:
-            self._line.append(chunk)
+            self._line += chunk
             return b""
-        lines, self._line = b"".join((*self._line, chunk[:line_start])), [chunk[line_start:]]
+        lines, self._line = bytes(self._line) + chunk[:line_start], bytearray(chunk[line_start:])
         start = last_event_start(lines, self._ends)
         if start >= 0:
             self._end_with(lines[start:] + chunk[line_start:])
-            lines, self._line = lines[:start], []
+            lines, self._line = lines[:start], bytearray()
         self._kept.feed(lines)
         self._call.streamed_events += lines.count(EVENT_FIELD)
         return lines
 
     def flush(self) -> bytes:
         """Return the line that was not ended, unless it is the last event."""
-        line, self._line = b"".join(self._line), []
+        line, self._line = bytes(self._line), bytearray()
         if not line.startswith(self._ends):
             return line
         self.last_event += line
