@@ -104,7 +104,8 @@ class EngineBlocks:
         kept = []
         for group, spec in enumerate(self._specs):
             # The hash of a block covers all tokens before it, so the last one in a larger block names that.
-            scale = spec.block_size // self.hash_block_tokens
+            # Under context parallelism a block spans more tokens than its size here: as many as a hash.
+            scale = max(1, spec.block_size // self.hash_block_tokens)
             for end in range(len(hashes) // scale * scale, 0, -scale):
                 for block in self._pool.get_cached_block(hashes[end - 1], [group]) or ():
                     if block.ref_cnt == 0 and not block.is_null:
