@@ -251,6 +251,25 @@ async def test_a_table_that_comes_back_empty_is_filled_anew(
     await asyncio.to_thread(check, store)
 
 
+@pytest.mark.parametrize("how", ["deleted", "session"])
+async def test_what_ends_while_another_gateway_has_joined_the_empty_table_ends_there_too(
+    own_server: RedisServer, own_table: Table, how: str
+) -> None:
+    own_server.start()
+    late, early = await own_table.open(), await own_table.open()
+    own_server.stop()
+    for store in (late, early):
+        assert await store.open_session("s", 0.0)
+    assert late.failure() is not None
+    own_server.start()
+    await returned(early, 1.0)
+    await early.begin(start("a", session="s"), 2.0)
+    await early.settle(end("a", 1.0), 3.0)
+    await (late.close_session("s", 4.0) if how == "session" else late.end_program("p", 4.0))
+    await returned(late, 5.0)
+    assert await all_programs(early) == []
+
+
 async def test_after_a_failover_the_new_master_is_joined(redis_program: str, tmp_path: Path) -> None:
     """Sentinel names the master; what its replica had received is still there."""
     with contextlib.ExitStack() as stack:

@@ -213,7 +213,7 @@ class FallbackStore(EndFeed):
         await self._memory.end_all()
 
     def _on_emptied(self) -> None:
-        self._late.clear()
+        # Late ends stay: another gateway may have begun those programs in the new table.
         programs, self._shared_programs = self._shared_programs, set()
         for program_id in programs:
             self.publish(ProgramEnd(program_id=program_id))
