@@ -36,6 +36,7 @@ def test_the_policy_names_the_admission_rule_of_auto(policy: str, admission: str
         ("beta", 0.0),
         ("beta", math.nan),
         ("period_steps", 0),
+        ("period_steps", 65),
         ("admission", "some"),
         ("kv_share", 0.0),
         ("kv_share", 1.1),

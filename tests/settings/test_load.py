@@ -62,6 +62,7 @@ def test_text_is_converted_to_the_fields_type() -> None:
         {
             "AUTELLIX_SCHEDULER_BOUNDS": "0.5, 1 2",
             "AUTELLIX_SCHEDULER_BETA": "inf",
+            "AUTELLIX_SCHEDULER_PERIOD_STEPS": "8",
             "AUTELLIX_ENGINE_MAX_NUM_SEQS": "4",
             "AUTELLIX_ENGINE_EXTRA_ARGS": "--dtype float32 --name 'a b'",
         }
@@ -69,6 +70,7 @@ def test_text_is_converted_to_the_fields_type() -> None:
 
     assert settings.scheduler.bounds == (0.5, 1.0, 2.0)
     assert settings.scheduler.beta == math.inf
+    assert settings.scheduler.period_steps == 8
     assert settings.engine.max_num_seqs == 4
     assert settings.engine.extra_args == ("--dtype", "float32", "--name", "a b")
 
@@ -86,6 +88,16 @@ def test_text_is_converted_to_the_fields_type() -> None:
         ("AUTELLIX_ENGINE_URLS", "http://a host:80", "is 'host:80'; expected an http:// or https:// address"),
         ("AUTELLIX_ENGINE_EXTRA_ARGS", "'", "expected a list of words"),
         ("AUTELLIX_SCHEDULER_BOUNDS", "a", "is 'a'; expected a valid number"),
+        (
+            "AUTELLIX_SCHEDULER_PERIOD_STEPS",
+            "65",
+            "scheduler.period_steps (from AUTELLIX_SCHEDULER_PERIOD_STEPS): is '65'; expected less than",
+        ),
+        (
+            "AUTELLIX_SCHEDULER_PERIOD_STEPS",
+            "0",
+            "scheduler.period_steps (from AUTELLIX_SCHEDULER_PERIOD_STEPS): is '0'; expected greater than",
+        ),
         (
             "AUTELLIX_SCHEDULER_SPEED",
             "1",

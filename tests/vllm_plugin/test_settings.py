@@ -34,6 +34,7 @@ def test_defaults_without_a_section(additional_config: Any) -> None:
         ({"sheduler": {}}, "autellix: .*`sheduler`"),
         ({"scheduler": []}, "autellix: .*scheduler`"),
         ({"scheduler": {"bounds": 3}}, "bounds"),
+        ({"scheduler": {"period_steps": 0}}, "period_steps must be from 1 to 64, not 0"),
         ({"scheduler": {"policy": "srpt"}}, "works in the simulator only"),
         ({"report_socket": "/run/a.sock"}, "autellix: .*`report_socket`"),
         ({"report_address": "ipc://a"}, "autellix: .*report_address`"),

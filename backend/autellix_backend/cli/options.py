@@ -33,6 +33,7 @@ OPTIONS = {
     "--bounds": "scheduler.bounds",
     "--beta": "scheduler.beta",
     "--preemption": "scheduler.preemption",
+    "--period-steps": "scheduler.period_steps",
     "--call-log": "observe.call_log",
     "--otlp-endpoint": "observe.otlp_endpoint",
     "--store": "store.url",

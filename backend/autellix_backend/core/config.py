@@ -39,6 +39,8 @@ _KINDS = {
 PROMPT_WEIGHT = 1.0
 OUTPUT_WEIGHT = 2.0
 FALLBACK_SLICE_S = 1.0
+# Steps of large models take up to 30 ms, and decisions should not be more than two seconds late.
+MAX_PERIOD_STEPS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +57,8 @@ class SchedulerConfig:
     beta: float = 8.0
     """Starvation threshold: a call is promoted once its wait/service ratio reaches it; inf = never."""
     period_steps: int = 1
-    """Decide once every this many engine steps."""
+    """Decide once every this many engine steps (at most 64), as in the paper's multi-step scheduling. Between
+    two decisions free slots are filled in the order of the last one."""
     demotes: bool = True
     """Whether a running call sinks as it uses up its quantum (Alg. 1, lines 20-22); if not, calls keep the
     level of their program's service at their arrival."""
@@ -87,8 +90,8 @@ class SchedulerConfig:
                 raise ValueError(f"{name} must be one of {', '.join(kinds)}, not {value!r}")
         if not self.beta > 0:
             raise ValueError(f"beta must be positive, not {self.beta}")
-        if self.period_steps < 1:
-            raise ValueError(f"period_steps must be at least 1, not {self.period_steps}")
+        if not 1 <= self.period_steps <= MAX_PERIOD_STEPS:
+            raise ValueError(f"period_steps must be from 1 to {MAX_PERIOD_STEPS}, not {self.period_steps}")
         if not 0 < self.kv_share <= 1:
             raise ValueError(f"kv_share must be above 0 and at most 1, not {self.kv_share}")
         if not 0 <= self.boost < math.inf:

@@ -10,14 +10,22 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
+from pydantic import Field
+
 from autellix_backend.core.balance import BALANCER_NAMES, DEFAULT_BALANCER
 from autellix_backend.core.balance.locality import DEFAULT_THRESHOLD_TOKENS
-from autellix_backend.core.config import ADMISSION_KINDS, PREEMPTION_KINDS, SchedulerConfig
+from autellix_backend.core.config import (
+    ADMISSION_KINDS,
+    MAX_PERIOD_STEPS,
+    PREEMPTION_KINDS,
+    SchedulerConfig,
+)
 from autellix_backend.core.names import LIVE_POLICY_NAMES
 from autellix_backend.settings.base import default_cache_dir
 from autellix_backend.settings.section import FIXED, section
 from autellix_backend.settings.types import (
     MEMORY_URL,
+    NUMBER,
     ApiKey,
     Arguments,
     Bounds,
@@ -159,8 +167,7 @@ class SchedulerSettings:
     """The order of calls in the engine, and in the gateway for engines without our scheduler."""
 
     # The other fields of SchedulerConfig are constants to operators: `token_s` only scales `bounds`;
-    # `quanta`, `period_steps`, `demotes` and `service` are for studies; any `kv_share` from 0.6 to 1 serves
-    # about as well.
+    # `quanta`, `demotes` and `service` are for studies; any `kv_share` from 0.6 to 1 serves about as well.
     policy: Annotated[str, one_of(LIVE_POLICY_NAMES)] = _DEFAULTS.policy
     """[scheduling](../scheduling.md) policy: how a program's past orders its next call"""
     bounds: Bounds = _DEFAULTS.bounds
@@ -179,6 +186,10 @@ class SchedulerSettings:
     """when a running call yields its slot to one of a higher priority: `priced` where that gains
     [more than it costs](../scheduling.md#what-a-preemption-costs), `always` as in the paper, or
     `never`"""
+    period_steps: Annotated[int, Field(ge=1, le=MAX_PERIOD_STEPS), NUMBER] = _DEFAULTS.period_steps
+    """engine steps between two decisions: the paper's [multi-step
+    scheduling](../scheduling.md#decisions-every-n-steps), for engines with our scheduler; 1 decides in every
+    step"""
 
     def __post_init__(self) -> None:
         self.config()

@@ -83,9 +83,8 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     speeds = "how many times as fast as the model each engine is, as 1,1,2,2 (default: all alike)"
     add("--engine-speeds", speeds, _speeds, (), metavar="X,…")
     add("--balancer", "of calls", default=DEFAULT_BALANCER, choices=BALANCER_NAMES)
-    add_setting_options(parser, "--bounds", "--beta", "--preemption")
+    add_setting_options(parser, "--bounds", "--beta", "--preemption", "--period-steps")
     add("--quanta", "time quantum of each level, s (default: its width)", _quanta, metavar="S,…")
-    add("--period-steps", "engine steps between two decisions", count, 1, metavar="N")
     flag("--auto-bounds", help="from half a mean call on this engine, each next doubled")
     flag("--no-demotion", help="calls keep the level that they arrived at")
     private = "compute each program's system prefix on its own (default: programs of one class share it)"
@@ -218,9 +217,7 @@ def _scheduler(
     scheduler = settings_from_args(args).scheduler
     if args.auto_bounds:
         scheduler = replace(scheduler, bounds=choose_bounds(model, programs))
-    return replace(
-        scheduler, demotes=not args.no_demotion, quanta=args.quanta, period_steps=args.period_steps
-    )
+    return replace(scheduler, demotes=not args.no_demotion, quanta=args.quanta)
 
 
 def _quanta(text: str) -> tuple[float, ...]:
