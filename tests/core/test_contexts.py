@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.counting import calls_made
 
 from autellix_backend.core.admission.contexts import ProgramContexts
 
@@ -54,6 +55,7 @@ def test_after_calls_have_left_no_token_of_the_others_is_forgotten(
     left = [number for number in leaving if number < len(calls)]
     for number in left:
         contexts.leave(f"c{number}", 0)
+        contexts.check()
     rest = [prompt for number, (_, _, prompt) in enumerate(prompts) if number not in left]
 
     assert union(rest) <= contexts.tokens(0) <= sum(map(len, rest))
@@ -120,3 +122,53 @@ def test_a_beginning_that_is_shared_with_an_unknown_context_counts() -> None:
     assert contexts.tokens(0) == 100
     contexts.add("c2", 110, shared=100, follows=None)
     assert contexts.tokens(0) == 110
+
+
+@given(CALLS, st.lists(st.tuples(st.integers(0, 11), st.integers(0, 40)), max_size=24), st.integers(0, 30))
+def test_the_running_sums_are_those_of_all_live_contexts(
+    calls: list[tuple[int, float, int]], changes: list[tuple[int, int]], prefix: int
+) -> None:
+    """Whatever arrives, grows, leaves and comes back under its old id, at any prefix."""
+    contexts = ProgramContexts()
+    live: set[str] = set()
+    prompts = iter(enumerate(prompts_of(calls)))
+    for place, tokens in changes:
+        call_id = f"c{place}"
+        if call_id not in live:
+            number, (follows, shared, prompt) = next(prompts, (place, ("c0", tokens, [])))
+            call_id = f"c{number}"
+            if call_id in live:
+                continue
+            contexts.add(call_id, len(prompt), shared=shared, follows=follows if tokens % 3 else None)
+            live.add(call_id)
+        elif tokens % 2:
+            contexts.resize(call_id, tokens)
+        else:
+            contexts.leave(call_id, tokens)
+            live.remove(call_id)
+        contexts.check()
+        if live:
+            assert contexts.tokens(prefix * (tokens % 2)) == contexts.tokens_of(live, prefix * (tokens % 2))
+
+
+def event_calls(live: int) -> int:
+    """Return the work of an arrival, a growth and an end in a program with this many live calls."""
+    contexts = ProgramContexts()
+    contexts.add("base", 100, shared=0, follows=None)
+    for number in range(live):
+        contexts.add(f"c{number}", 120, shared=100, follows="base")
+    contexts.leave("base", 110)
+    contexts.tokens(10)
+
+    def events() -> None:
+        contexts.add("one", 150, shared=100, follows="base")
+        contexts.resize("one", 160)
+        contexts.tokens(10)
+        contexts.leave("one", 160)
+        contexts.tokens(10)
+
+    return calls_made(events)
+
+
+def test_an_event_costs_the_same_with_many_live_calls() -> None:
+    assert event_calls(2000) == event_calls(20)

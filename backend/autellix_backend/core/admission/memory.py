@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import chain
 
 from autellix_backend.core.admission.programs import (
     ActiveSet,
@@ -121,6 +122,8 @@ class EngineMemory:
         self.active.check()
         self.inactive.check()
         self.leaving.check()
+        for context in chain(self.active.contexts.values(), self.inactive.contexts.values()):
+            context.contexts.check()
         assert not self._changed
         assert not self.active.contexts.keys() & self.inactive.contexts.keys()
 
