@@ -13,18 +13,18 @@ from typing import IO, Any
 import pytest
 from tests.waiting import PATIENCE_S
 
-_WORKER = Path(__file__).with_name("engine_worker.py")
+_HERE = Path(__file__).parent
 
 
 class EngineWorker:
-    """Talks to the worker process, one JSON line each way."""
+    """Talks to a worker process, one JSON line each way."""
 
-    def __init__(self, model: Path, log_path: Path) -> None:
+    def __init__(self, script: Path, model: Path, log_path: Path) -> None:
         self._log_path = log_path
         read_end, write_end = os.pipe()
         with log_path.open("wb") as log:
             self._process = subprocess.Popen(
-                [sys.executable, str(_WORKER), str(write_end), str(model)],
+                [sys.executable, str(script), str(write_end), str(model)],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -67,6 +67,16 @@ def engine_worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineWo
     """Start the worker once: most of an engine's start is vLLM's imports."""
     pytest.importorskip("vllm")
     directory = tmp_path_factory.mktemp("engines")
-    worker = EngineWorker(directory / "model", directory / "worker.log")
+    worker = EngineWorker(_HERE / "engine_worker.py", directory / "model", directory / "worker.log")
+    yield worker
+    worker.close()
+
+
+@pytest.fixture(scope="session")
+def scenes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineWorker]:
+    """Start the process that plays scenes on vLLM's scheduler without a model."""
+    pytest.importorskip("vllm")
+    directory = tmp_path_factory.mktemp("scenes")
+    worker = EngineWorker(_HERE / "scheduler_scenes.py", directory / "model", directory / "worker.log")
     yield worker
     worker.close()

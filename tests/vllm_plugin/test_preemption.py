@@ -11,6 +11,7 @@ from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.machine import Machine
 from autellix_backend.core.preemption import PreemptionCosts, Resume, ResumeKind
 from autellix_backend.vllm_plugin.preemption import PreemptionPrices
+from autellix_backend.vllm_plugin.steps import StepTokens
 
 
 class Connector:
@@ -44,7 +45,8 @@ def observe_steps(prices: PreemptionPrices, token_s: float) -> None:
     """Observe decode steps, and steps with prefill."""
     for number in range(20):
         reads = 100 if number % 2 else 0
-        prices.observe_step({"a": 1, "b": 1} | ({"c": reads} if reads else {}), 0.01 + reads * token_s)
+        tokens = StepTokens(prefilled={"c": reads} if reads else {}, decoded={"a": 1, "b": 1})
+        prices.observe_step(tokens, 0.01 + reads * token_s)
 
 
 @pytest.mark.parametrize("connector", [None, object()])

@@ -22,6 +22,7 @@ from autellix_backend.vllm_plugin.snapshots import (
     SnapshotReporter,
     load_of,
 )
+from autellix_backend.vllm_plugin.steps import StepTokens
 from autellix_backend.vllm_plugin.tracker import CallTracker
 
 SWAPPED = KvOffloadTotals(4096, 2, 0.25, 2048, 1, 0.125, 3, 0)
@@ -93,7 +94,7 @@ def test_a_snapshot_lists_the_queue_in_order(tracker: CallTracker, gateways: Gat
     arrive(tracker, "first")
     tracker.start("first", 1.0, cached_tokens=0)
     for duration_s in (0.02, 0.04):
-        tracker.charge({"first": 1}, duration_s, 2.0)
+        tracker.charge(StepTokens(decoded={"first": 1}), duration_s, 2.0)
         reporter.observe_step(duration_s)
     reporter.send(at(2.0), LOAD, held_blocks)
     told = gateways.snapshots.pop()

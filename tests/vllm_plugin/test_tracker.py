@@ -13,6 +13,7 @@ from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.vllm_plugin.identity import CallIdentity
 from autellix_backend.vllm_plugin.runs import MAX_RUNS
 from autellix_backend.vllm_plugin.settings import PluginSettings
+from autellix_backend.vllm_plugin.steps import StepTokens
 from autellix_backend.vllm_plugin.tracker import PROGRAM_IDLE_S, UNRANKED, CallTracker
 
 DONE: dict[str, Any] = {"prompt_tokens": 10, "output_tokens": 3, "finish_reason": "stop", "is_aborted": False}
@@ -37,13 +38,13 @@ def identity(
 
 def test_report_of_a_call(tracker: CallTracker) -> None:
     """The report has the caller's call id, the request id, times, steps and tokens."""
-    tracker.charge({}, 0.1, 0.0)
+    tracker.charge(StepTokens(), 0.1, 0.0)
     tracker.arrive("r", identity(), 0.0)
     tracker.start("r", 1.0, cached_tokens=8)
-    tracker.charge({"r": 1, "unknown": 1}, 0.5, 1.5)
+    tracker.charge(StepTokens(decoded={"r": 1, "unknown": 1}), 0.5, 1.5)
     tracker.preempt("r", 1.5)
     tracker.start("r", 2.0, cached_tokens=16)
-    tracker.charge({"r": 1}, 0.25, 2.25)
+    tracker.charge(StepTokens(decoded={"r": 1}), 0.25, 2.25)
     account = tracker.close("r", 2.25, **DONE)
     assert (account.call_id, account.request_id, account.program_id) == ("c", "r", "p")
     assert (account.wait_s, account.service_s, account.preemptions) == (1.5, 0.75, 1)
@@ -56,11 +57,11 @@ def test_report_of_a_call(tracker: CallTracker) -> None:
 def test_a_report_names_the_runs_of_a_call_and_the_end_of_its_prefill(tracker: CallTracker) -> None:
     tracker.arrive("r", identity(), 10.0)
     tracker.start("r", 11.0, cached_tokens=0)
-    tracker.charge({"r": 9}, 0.5, 11.5)
-    tracker.charge({"r": 1}, 0.5, 12.0)
+    tracker.charge(StepTokens(prefilled={"r": 9}), 0.5, 11.5)
+    tracker.charge(StepTokens(decoded={"r": 1}), 0.5, 12.0)
     tracker.preempt("r", 12.0)
     tracker.start("r", 14.0, cached_tokens=0)
-    tracker.charge({"r": 10}, 0.5, 14.5)
+    tracker.charge(StepTokens(prefilled={"r": 10}), 0.5, 14.5)
     account = tracker.close("r", 15.0, **DONE)
 
     assert account.runs == ((1.0, 2.0), (4.0, 5.0))
@@ -143,9 +144,9 @@ def test_an_idle_program_expires(tracker: CallTracker) -> None:
     """Without a gateway the entry stays until the program was idle for long."""
     tracker.arrive("r", identity(), 0.0)
     tracker.close("r", 1.0, **DONE)
-    tracker.charge({}, 0.1, PROGRAM_IDLE_S)
+    tracker.charge(StepTokens(), 0.1, PROGRAM_IDLE_S)
     assert "p" in tracker.machine.table
-    tracker.charge({}, 0.1, PROGRAM_IDLE_S + 100)
+    tracker.charge(StepTokens(), 0.1, PROGRAM_IDLE_S + 100)
     assert "p" not in tracker.machine.table
 
 
@@ -154,7 +155,7 @@ def test_too_many_idle_programs_expire_sooner(tracker: CallTracker, monkeypatch:
     for number, now in enumerate((0.0, 0.45 * PROGRAM_IDLE_S, 0.9 * PROGRAM_IDLE_S)):
         tracker.arrive("r", identity(program_id=f"p{number}"), now)
         tracker.close("r", now, **DONE)
-    tracker.charge({}, 0.1, 0.95 * PROGRAM_IDLE_S)
+    tracker.charge(StepTokens(), 0.1, 0.95 * PROGRAM_IDLE_S)
     assert [program.program_id for program in tracker.machine.table.programs()] == ["p2"]
 
 
@@ -172,8 +173,8 @@ def test_tokens_can_be_charged_instead_of_time() -> None:
     tracker = CallTracker(PluginSettings(scheduler=config))
     tracker.arrive("r", identity(), 0.0)
     tracker.start("r", 0.0, cached_tokens=0)
-    tracker.charge({"r": 10}, 1.0, 1.0)
-    tracker.charge({"r": 1}, 1.0, 2.0)
+    tracker.charge(StepTokens(prefilled={"r": 10}), 1.0, 1.0)
+    tracker.charge(StepTokens(decoded={"r": 1}), 1.0, 2.0)
     assert tracker.machine.call("r").service_s == 6.0
 
 
@@ -248,7 +249,7 @@ def test_work_counts_what_was_not_cached(tracker: CallTracker) -> None:
 
 
 def test_steps_teach_the_cost_of_a_token(tracker: CallTracker) -> None:
-    tracker.charge({"a": 100, "b": 1, "c": 1}, 0.5, 1.0)
+    tracker.charge(StepTokens(prefilled={"a": 100}, decoded={"b": 1, "c": 1}), 0.5, 1.0)
     assert tracker.machine.token_cost.seconds == pytest.approx(0.5 / work_of(100, 2))
 
 

@@ -24,7 +24,7 @@ from autellix_backend.vllm_plugin.identity import read_identity
 from autellix_backend.vllm_plugin.preemption import PreemptionPrices
 from autellix_backend.vllm_plugin.settings import PluginSettings
 from autellix_backend.vllm_plugin.snapshots import SnapshotReporter, load_of
-from autellix_backend.vllm_plugin.steps import StepTimes
+from autellix_backend.vllm_plugin.steps import StepTimes, StepTokens
 from autellix_backend.vllm_plugin.tracker import UNRANKED, CallTracker
 
 # Below vLLM's own logger, whose handler shows it.
@@ -129,14 +129,15 @@ class SchedulerPlugin:
         is_budget_spent = output.total_num_scheduled_tokens >= self._scheduler.max_num_scheduled_tokens
         self.decisions.on_scheduled(is_budget_spent=is_budget_spent)
 
-    def charge(self, output: SchedulerOutput) -> None:
-        """Charge an executed step to its calls."""
+    def charge(self, output: SchedulerOutput, results: Any) -> None:
+        """Charge an executed step, with the model runner's results, to its calls."""
         if not output.num_scheduled_tokens:
             return
         now = self._clock()
         cost_s = self._steps.end(output, now)
-        self.tracker.charge(output.num_scheduled_tokens, cost_s, now)
-        self.prices.observe_step(output.num_scheduled_tokens, cost_s)
+        tokens = StepTokens.of(output, results)
+        self.tracker.charge(tokens, cost_s, now)
+        self.prices.observe_step(tokens, cost_s)
         self._reporter.observe_step(cost_s)
 
     def on_preempted(self, request: Request) -> None:

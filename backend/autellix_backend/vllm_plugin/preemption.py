@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from autellix_backend.core.machine import Machine
 from autellix_backend.core.preemption import PreemptionCosts, Resume, preemption_pays
+from autellix_backend.vllm_plugin.steps import StepTokens
 
 
 class PreemptionPrices:
@@ -22,10 +22,9 @@ class PreemptionPrices:
         self._machine = machine
         self._block_tokens = block_tokens
 
-    def observe_step(self, scheduled_tokens: Mapping[str, int], cost_s: float) -> None:
-        """Add an executed step; a call with several tokens in it was prefilled."""
-        prefill_tokens = sum(tokens for tokens in scheduled_tokens.values() if tokens > 1)
-        self._costs.observe_step(prefill_tokens, cost_s)
+    def observe_step(self, tokens: StepTokens, cost_s: float) -> None:
+        """Add an executed step."""
+        self._costs.observe_step(sum(tokens.prefilled.values()), cost_s)
 
     def on_preempted(self, request_id: str) -> None:
         """Pass a preemption on to the connector, which vLLM itself informs only with the step."""

@@ -115,7 +115,7 @@ class ProgramSchedulerMixin(_Host):
 
     def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: Any) -> Any:
         """Charge the executed step to its calls, then let vLLM process the tokens."""
-        self._guard(lambda ours: ours.charge(scheduler_output))
+        self._guard(lambda ours: ours.charge(scheduler_output, model_runner_output))
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         self._guard(lambda ours: ours.report())
         return outputs

@@ -1,9 +1,42 @@
-"""The steps under way, and the time that each is charged."""
+"""The steps under way, the time that each is charged, and what it computed."""
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTokens:
+    """The tokens that one step computed for the requests in it: each was either prefilled or decoded."""
+
+    prefilled: Mapping[str, int] = field(default_factory=dict)
+    """Tokens that were known before the step, by request: several, since each decode step begins with one."""
+    decoded: Mapping[str, int] = field(default_factory=dict)
+    """New tokens by request; of drafts, those that were accepted."""
+
+    @classmethod
+    def of(cls, output: Any, results: Any) -> StepTokens:
+        """Read the tokens of an executed step.
+
+        Args:
+            output: vLLM's scheduler output, with the drafts that it scheduled for verification.
+            results: The model runner's output, with the tokens that it sampled.
+        """
+        drafts = output.scheduled_spec_decode_tokens
+        prefilled: dict[str, int] = {}
+        decoded: dict[str, int] = {}
+        for request_id, scheduled in output.num_scheduled_tokens.items():
+            known = scheduled - len(drafts.get(request_id, ()))
+            if known > 1:
+                prefilled[request_id] = known
+            elif known == scheduled:
+                decoded[request_id] = 1
+            else:
+                decoded[request_id] = len(results.sampled_token_ids[results.req_id_to_index[request_id]])
+        return cls(prefilled=prefilled, decoded=decoded)
 
 
 class StepTimes:

@@ -7,7 +7,7 @@ request share one call id; the report carries the caller's call id beside it.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from autellix_backend.core.arrival import Arrival
@@ -20,6 +20,7 @@ from autellix_backend.vllm_plugin.identity import CallIdentity
 from autellix_backend.vllm_plugin.report_server import ReportServer
 from autellix_backend.vllm_plugin.runs import CallRuns
 from autellix_backend.vllm_plugin.settings import PluginSettings
+from autellix_backend.vllm_plugin.steps import StepTokens
 
 PROGRAM_IDLE_S = 600.0
 """A program without a call for this long counts as ended."""
@@ -163,29 +164,28 @@ class CallTracker:
         self.machine.preempt(request_id, now)
         self._calls[request_id].runs.stop(now)
 
-    def charge(self, scheduled_tokens: Mapping[str, int], cost_s: float, now: float) -> None:
-        """Charge one executed step to every call that was in it, by time or by its tokens.
-
-        A call with several tokens in the step was prefilled; a call with a single one decoded.
-        """
+    def charge(self, tokens: StepTokens, cost_s: float, now: float) -> None:
+        """Charge one executed step to every call that was in it, by time or by its tokens."""
         self.step += 1
-        prefilled = sum(tokens for tokens in scheduled_tokens.values() if tokens > 1)
-        decoded = sum(tokens == 1 for tokens in scheduled_tokens.values())
-        self.machine.observe_step(work_of(prefilled, decoded), cost_s)
-        is_measured = self.machine.config.service == "measured"
-        for request_id, tokens in scheduled_tokens.items():
-            call = self._calls.get(request_id)
-            if call is not None:
-                call.engine_steps += 1
-                call.runs.step(now, is_prefill=tokens > 1)
-                if not is_measured:
-                    cost_s = self.machine.config.nominal_service_s(
-                        *((tokens, 0) if tokens > 1 else (0, tokens))
-                    )
-                self.machine.charge(request_id, cost_s, now, is_prefill=tokens > 1)
+        work = work_of(sum(tokens.prefilled.values()), sum(tokens.decoded.values()))
+        self.machine.observe_step(work, cost_s)
+        for request_id, prefilled in tokens.prefilled.items():
+            self._charge(request_id, prefilled, 0, cost_s, now)
+        for request_id, decoded in tokens.decoded.items():
+            self._charge(request_id, 0, decoded, cost_s, now)
         if now >= self._next_expiry_s:
             self._next_expiry_s = now + _EXPIRE_PERIOD_S
             self._expire(now)
+
+    def _charge(self, request_id: str, prefilled: int, decoded: int, cost_s: float, now: float) -> None:
+        call = self._calls.get(request_id)
+        if call is None:
+            return
+        call.engine_steps += 1
+        call.runs.step(now, is_prefill=prefilled > 0)
+        if self.machine.config.service == "tokens":
+            cost_s = self.machine.config.nominal_service_s(prefilled, decoded)
+        self.machine.charge(request_id, cost_s, now, is_prefill=prefilled > 0)
 
     def place(self, order: Iterable[Call]) -> list[str]:
         """Set the places of the calls that run next; return those whose place changed."""

@@ -1,0 +1,229 @@
+"""A process that plays short scenes on vLLM's real scheduler: its own, or with our class.
+
+There is no model: each scheduled request whose context is complete gets made-up tokens, and a step takes a
+fixed time on a virtual clock. Reads one JSON scene per line, `{"scene": its name, ...}`, from standard input
+and answers with one JSON line on the given descriptor. `test_vllm_rules.py` has the scenes' meaning.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+os.environ.update(
+    VLLM_CPU_KVCACHE_SPACE="1",
+    HF_HUB_OFFLINE="1",
+    VLLM_NO_USAGE_STATS="1",
+    DO_NOT_TRACK="1",
+    VLLM_LOGGING_LEVEL="ERROR",
+)
+
+import torch
+from vllm import SamplingParams
+from vllm.engine.arg_utils import EngineArgs
+from vllm.utils.hashing import sha256
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
+from vllm.v1.request import Request
+from vllm.v1.structured_output import StructuredOutputManager
+
+from autellix_backend.vllm_plugin.scheduler import AutellixScheduler
+
+BLOCK_TOKENS = 16
+MAX_CONTEXT_TOKENS = 4096
+_MODEL_CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 1 << 15,
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 1,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": MAX_CONTEXT_TOKENS,
+    "torch_dtype": "float32",
+}
+
+
+class Engine:
+    """One scheduler, stepped in virtual time."""
+
+    def __init__(
+        self,
+        scheduler: dict[str, Any] | None,
+        *,
+        blocks: int = 1000,
+        slots: int = 4,
+        step_s: float = 0.01,
+        prefill_s: float = 0.0,
+        accepted: int = 0,
+        **options: Any,
+    ) -> None:
+        """Make a scheduler.
+
+        Args:
+            scheduler: Our settings; None for vLLM's own scheduler.
+            blocks: The KV blocks that requests may fill.
+            slots: The most running requests.
+            step_s: The time that each step takes (s).
+            prefill_s: The time that each token of a prefill adds (s).
+            accepted: The drafts that are accepted in each decode step.
+            options: Of vLLM's engine.
+        """
+        config = EngineArgs(
+            model=sys.argv[2],
+            skip_tokenizer_init=True,
+            dtype="float32",
+            max_model_len=MAX_CONTEXT_TOKENS,
+            block_size=BLOCK_TOKENS,
+            max_num_seqs=slots,
+            additional_config={"autellix": {"scheduler": scheduler or {}}},
+            **{"max_num_batched_tokens": 8192, "async_scheduling": False} | options,
+        ).create_engine_config()
+        config.cache_config.num_gpu_blocks = blocks + 1
+        spec = FullAttentionSpec(block_size=BLOCK_TOKENS, num_kv_heads=1, head_size=1, dtype=torch.float32)
+        stock: Any = config.scheduler_config.get_scheduler_cls()
+        self.scheduler = (stock if scheduler is None else AutellixScheduler)(
+            vllm_config=config,
+            kv_cache_config=KVCacheConfig(
+                num_blocks=blocks + 1,
+                kv_cache_tensors=[],
+                kv_cache_groups=[KVCacheGroupSpec(layer_names=["layer"], kv_cache_spec=spec)],
+            ),
+            structured_output_manager=StructuredOutputManager(config),
+            block_size=BLOCK_TOKENS,
+        )
+        self.now = 0.0
+        self.steps = 0
+        self.scheduler.clock = lambda: self.now
+        self.plugin = getattr(self.scheduler, "plugin", None)
+        self._step_s, self._prefill_s = step_s, prefill_s
+        self._accepted = accepted
+        self._drafts = config.speculative_config.num_speculative_tokens if config.speculative_config else 0
+        self._generator = random.Random(1)
+        init_none_hash(sha256)
+        self._hasher = get_request_block_hasher(BLOCK_TOKENS, sha256)
+
+    def tokens(self, count: int) -> list[int]:
+        """Make up tokens."""
+        return [self._generator.randrange(1 << 15) for _ in range(count)]
+
+    def add(
+        self, call_id: str, prompt: int | list[int], max_tokens: int, program: str = "", **fields: Any
+    ) -> Request:
+        """Add a request that arrives now, by default of a program of its own; return it."""
+        extra_args = fields.pop("extra_args", {}) | ({"autellix_program": program} if program else {})
+        request = Request(
+            request_id=call_id,
+            prompt_token_ids=self.tokens(prompt) if isinstance(prompt, int) else list(prompt),
+            sampling_params=SamplingParams(
+                temperature=0.0, max_tokens=max_tokens, ignore_eos=True, extra_args=extra_args
+            ),
+            pooling_params=None,
+            block_hasher=self._hasher,
+            **fields,
+        )
+        self.scheduler.add_request(request)
+        return request
+
+    def step(self, *args: Any) -> dict[str, int]:
+        """Make a step; return how many tokens each request was scheduled."""
+        scheduler, output = self.scheduler, self.scheduler.schedule(*args)
+        scheduled: dict[str, int] = dict(output.num_scheduled_tokens)
+        requests = {call_id: scheduler.requests[call_id] for call_id in scheduled}
+        prefilled = sum(count for count in scheduled.values() if count > 1 + self._drafts)
+        self.now += self._step_s + self._prefill_s * prefilled
+        sampled = []
+        for call_id, request in requests.items():
+            drafts = output.scheduled_spec_decode_tokens.get(call_id, ())
+            sampled.append([] if request.is_prefill_chunk else self.tokens(1 + self._taken(len(drafts))))
+        places = {call_id: place for place, call_id in enumerate(scheduled)}
+        scheduler.update_from_output(
+            output,
+            ModelRunnerOutput(req_ids=list(places), req_id_to_index=places, sampled_token_ids=sampled),
+        )
+        if self._drafts:
+            drafting = [call_id for call_id in places if call_id in scheduler.requests]
+            drafts = [self.tokens(self._drafts) for _ in drafting]
+            scheduler.update_draft_token_ids(DraftTokenIds(drafting, drafts))
+        self.steps += 1
+        if self.plugin is not None:
+            self.plugin.tracker.machine.check()
+            assert not scheduler.is_degraded
+        return scheduled
+
+    def finish(self, most_steps: int = 2000) -> int:
+        """Step until no request is left; return the number of steps, `most_steps` at most."""
+        steps = 0
+        while self.scheduler.requests and steps < most_steps:
+            self.step()
+            steps += 1
+        return steps
+
+    def _taken(self, drafts: int) -> int:
+        return min(drafts, self._accepted)
+
+
+DRAFTING = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3}
+
+
+def rotation(*, drafts: bool) -> dict[str, Any]:
+    """Let six long calls share two slots by round robin."""
+    scheduler = {"policy": "round_robin", "bounds": [0.2], "preemption": "always"}
+    options: Any = {"speculative_config": DRAFTING} if drafts else {}
+    engine = Engine(scheduler, slots=2, accepted=1, **options)
+    for number in range(6):
+        engine.add(f"call-{number}", 40, 200)
+    engine.finish()
+    assert engine.plugin is not None
+    return {"preemptions": engine.plugin.decisions.slot_preemptions}
+
+
+def prices(*, drafts: bool) -> dict[str, Any]:
+    """Let calls of 100 and 21 tokens arrive one by one; return what the engine has learned and reported."""
+    options: Any = {"speculative_config": DRAFTING} if drafts else {}
+    engine = Engine({"policy": "fcfs", "service": "tokens"}, slots=8, prefill_s=0.001, accepted=1, **options)
+    reports: list[Any] = []
+    plugin: Any = engine.plugin
+    close = plugin.tracker.close
+    plugin.tracker.close = lambda *args, **left: reports.append(close(*args, **left))
+    for number in range(12):
+        engine.add(f"call-{number}", 100, 21)
+        for _ in range(5):
+            engine.step()
+    engine.finish()
+    return {
+        "recompute_s": plugin.prices._costs.recompute_s(100),
+        "services_s": {report.service_s for report in reports},
+        "prefilled_s": {report.prefilled_s for report in reports},
+    }
+
+
+SCENES: dict[str, Callable[..., dict[str, Any]]] = {scene.__name__: scene for scene in (rotation, prices)}
+
+
+def main() -> None:
+    """Play scenes until standard input ends."""
+    replies = os.fdopen(int(sys.argv[1]), "w")
+    model = Path(sys.argv[2])
+    model.mkdir(exist_ok=True)
+    (model / "config.json").write_text(json.dumps(_MODEL_CONFIG))
+    for line in sys.stdin:
+        try:
+            options = json.loads(line)
+            reply = SCENES[options.pop("scene")](**options)
+        except Exception:  # noqa: BLE001 -- process boundary: the test reads the error
+            reply = {"error": traceback.format_exc()}
+        replies.write(json.dumps(reply, default=sorted) + "\n")
+        replies.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,32 @@
+"""Our class on vLLM's real scheduler, where vLLM's features have rules of their own; without a model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+# The first test pays for vLLM's imports, on a machine that may be busy.
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+
+
+def play(scenes: Any, scene: str, **options: Any) -> dict[str, Any]:
+    """Play a scene of `scheduler_scenes.py`."""
+    result: dict[str, Any] = scenes.run({"scene": scene, **options})
+    assert "error" not in result, result["error"]
+    return result
+
+
+@pytest.mark.parametrize("drafts", [False, True])
+def test_round_robin_rotates_calls_that_decode_with_drafts(scenes: Any, drafts: bool) -> None:
+    """Steps that verify drafts are decode: a call past its quantum gives its slot up."""
+    assert play(scenes, "rotation", drafts=drafts)["preemptions"] >= 20
+
+
+@pytest.mark.parametrize("drafts", [False, True])
+def test_drafts_change_no_price_and_no_service(scenes: Any, drafts: bool) -> None:
+    """Prefill costs 1 ms a token, a call is charged 100 + 20 tokens, and its first step ends its prefill."""
+    learned = play(scenes, "prices", drafts=drafts)
+    assert learned["recompute_s"] == pytest.approx(0.1)
+    assert learned["services_s"] == [pytest.approx(100 * 0.005 + 20 * 0.01)]
+    assert learned["prefilled_s"] == [pytest.approx(0.11)]
