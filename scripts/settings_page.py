@@ -25,8 +25,10 @@ HEAD = """# Settings
 Every setting has one name, `section.field`, and four sources. Later ones win: the default, the TOML file
 (`--config FILE`, `field` under `[section]`), the environment (`AUTELLIX_SECTION_FIELD`), the option. A value
 that cannot be used ends the command with exit code 2 and a message that names the field, its source and the
-expected value. `autellix config check` finds more without starting anything: files that are missing or cannot
-be written, packages, and `AUTELLIX_` variables that mean nothing, with the nearest name that does.
+expected value. `--preset paper` replaces three defaults by [the
+paper's](../scheduling.md#the-papers-policies). `autellix config check` finds more without starting anything:
+files that are missing or cannot be written, packages, and `AUTELLIX_` variables that mean nothing, with the
+nearest name that does.
 
 ```console
 $ autellix config show --config autellix.toml    # each setting in force and its source; --json

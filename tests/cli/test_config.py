@@ -46,6 +46,20 @@ def test_every_setting_is_shown_with_its_source(
     assert set(shown) == {f"{section}.{key}" for section, values in sections.items() for key in values}
 
 
+def test_a_preset_is_shown_as_the_source(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "show", "--json", "--preset", "paper", "--policy", "plas"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["scheduler.policy"] == {"value": "plas", "source": "--policy"}
+    assert shown["scheduler.preemption"] == {"value": "always", "source": "--preset paper"}
+    assert shown["balancer.name"] == {"value": "locality", "source": "--preset paper"}
+
+
+def test_an_unknown_preset_is_refused_with_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["config", "show", "--preset", "papers"])
+    assert "'papers' (choose from" in capsys.readouterr().err
+
+
 def test_the_table_shows_the_same_values(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["config", "show", "--config", str(file)]) == 0
     text = capsys.readouterr().out

@@ -11,14 +11,17 @@ import pytest
 
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.settings import (
+    PRESETS,
     GatewaySettings,
     RawValue,
     Settings,
     SettingsError,
     StoreSettings,
+    build_settings,
     child_environment,
     default_cache_dir,
     load_settings,
+    merged_layer,
     settings_to_mapping,
 )
 
@@ -54,6 +57,37 @@ def test_later_sources_win(tmp_path: Path) -> None:
     assert settings.gateway.port == 4
     assert settings.gateway.program_idle_s == 2.0
     assert settings.scheduler == SchedulerConfig(policy="fcfs", bounds=(1.0, 2.5))
+
+
+def test_the_preset_of_the_paper_is_atlas_preemption_always_and_algorithm_2() -> None:
+    """Its programs are not held back by working set."""
+    settings = build_settings(merged_layer(preset="paper", environ={}))
+
+    assert settings.scheduler == SchedulerConfig(policy="atlas", preemption="always")
+    assert settings.balancer.name == "locality"
+    assert not settings.scheduler.has_admission
+
+
+def test_any_source_overrides_a_preset(tmp_path: Path) -> None:
+    layer = merged_layer(
+        preset="paper",
+        file=write(tmp_path, "[balancer]\nname = 'least_used'\n"),
+        environ={"AUTELLIX_SCHEDULER_POLICY": "plas"},
+        command_line={"scheduler.preemption": RawValue("never", "--preemption")},
+    )
+    settings = build_settings(layer)
+
+    assert settings.scheduler == SchedulerConfig(policy="plas", preemption="never")
+    assert settings.balancer.name == "least_used"
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_preset_changes_each_default_that_it_names(preset: str) -> None:
+    """A value that is the default already would not be the preset's any more once the default changes."""
+    defaults = settings_to_mapping(Settings())
+    for name, value in PRESETS[preset].items():
+        section, _, key = name.partition(".")
+        assert defaults[section][key] != value, name
 
 
 def test_text_is_converted_to_the_fields_type() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from autellix_backend.cli.options import add_setting_options, layer_from_args
+from autellix_backend.cli.options import add_preset_option, add_setting_options, layer_from_args
 from autellix_backend.cli.program_table import make_console
 from autellix_backend.settings import (
     Layer,
@@ -28,6 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(metavar="ACTION", required=True)
     show = actions.add_parser("show", help="print every setting, its value and its source")
     show.add_argument("--json", action="store_true", help="print JSON")
+    add_preset_option(show)
     add_setting_options(show)
     show.set_defaults(act=_show)
     check = actions.add_parser(

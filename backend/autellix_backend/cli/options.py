@@ -8,6 +8,7 @@ from pathlib import Path
 
 from autellix_backend.settings import (
     ANY_CLUSTER,
+    PRESETS,
     Layer,
     RawValue,
     Settings,
@@ -65,8 +66,18 @@ def add_setting_options(parser: argparse.ArgumentParser, *names: str) -> None:
         )
 
 
+def add_preset_option(parser: argparse.ArgumentParser) -> None:
+    """Declare `--preset`, below all other sources."""
+    parser.add_argument(
+        "--preset",
+        choices=list(PRESETS),
+        help="settings that go together, each of which any other source overrides: paper is the scheduler "
+        "and the balancer of the paper",
+    )
+
+
 def settings_from_args(args: argparse.Namespace, extra: dict[str, RawValue] | None = None) -> Settings:
-    """Build the settings from file, environment and options; later ones win.
+    """Build the settings from preset, file, environment and options; later ones win.
 
     Raises:
         SettingsError: naming the field and the option, variable or file it came from.
@@ -75,12 +86,13 @@ def settings_from_args(args: argparse.Namespace, extra: dict[str, RawValue] | No
 
 
 def layer_from_args(args: argparse.Namespace, extra: dict[str, RawValue] | None = None) -> Layer:
-    """Return the raw values of file, environment and options; raises as settings_from_args()."""
+    """Return the raw values of preset, file, environment and options; raises as settings_from_args()."""
     chosen = {option: vars(args).get(PREFIX + name) for option, name in OPTIONS.items()}
     values = {
         OPTIONS[option]: RawValue(value, option) for option, value in chosen.items() if value is not None
     }
-    return merged_layer(file=args.config, command_line=values | (extra or {}))
+    preset = vars(args).get("preset")
+    return merged_layer(preset=preset, file=args.config, command_line=values | (extra or {}))
 
 
 def text_of(section: str, key: str) -> str:

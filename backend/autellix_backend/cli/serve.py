@@ -13,7 +13,7 @@ import uvloop
 
 from autellix_backend.cli.announcements import note, note_change, note_noise, ready_line, root_url
 from autellix_backend.cli.config_check import output_checks
-from autellix_backend.cli.options import add_setting_options, settings_from_args
+from autellix_backend.cli.options import add_preset_option, add_setting_options, settings_from_args
 from autellix_backend.cli.running_engines import running_engines
 from autellix_backend.cli.server import (
     GatewayServer,
@@ -45,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         help="folder or Hugging Face id of the model; `demo` for the tiny generated one",
     )
+    add_preset_option(parser)
     add_setting_options(parser)
 
 

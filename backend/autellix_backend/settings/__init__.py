@@ -8,6 +8,7 @@ from autellix_backend.settings.base import (
     report_secret,
 )
 from autellix_backend.settings.load import (
+    PRESETS,
     SECTIONS,
     Layer,
     RawValue,
@@ -42,6 +43,7 @@ __all__ = [
     "AUTO_KIND",
     "ENGINE_KINDS",
     "MAX_PORT",
+    "PRESETS",
     "SECTIONS",
     "BalancerSettings",
     "EngineKindChoice",

@@ -1,7 +1,8 @@
 """Builds the settings from a file, the environment and the command line.
 
-Later sources win: defaults, TOML file, environment, command line. A field has one dotted name everywhere:
-`gateway.port` is `port` under `[gateway]` in the file and AUTELLIX_GATEWAY_PORT in the environment.
+Later sources win: defaults, preset, TOML file, environment, command line. A field has one dotted name
+everywhere: `gateway.port` is `port` under `[gateway]` in the file and AUTELLIX_GATEWAY_PORT in the
+environment.
 """
 
 from __future__ import annotations
@@ -40,6 +41,14 @@ SECTIONS: Mapping[str, type[Any]] = {
     "store": sections.StoreSettings,
     "ray": sections.RaySettings,
 }
+PRESETS: Mapping[str, Mapping[str, object]] = {
+    "paper": {
+        "scheduler.policy": "atlas",
+        "scheduler.preemption": "always",
+        "balancer.name": "locality",
+    }
+}
+"""Settings that go together, by the name of the preset and their own."""
 OTHER_VARIABLES = (
     *(BASE_URL_VARIABLE, API_KEY_VARIABLE, CACHE_DIR_VARIABLE),
     # Of the client.
@@ -86,13 +95,23 @@ def load_settings(
 
 def merged_layer(
     *,
+    preset: str | None = None,
     file: Path | None = None,
     environ: Mapping[str, str] | None = None,
     command_line: Mapping[str, RawValue] | None = None,
 ) -> Layer:
-    """Return each field's raw value from the source that wins; raises as load_settings() does."""
+    """Return each field's raw value from the source that wins; raises as load_settings() does.
+
+    Args:
+        preset: A name of `PRESETS`, whose values any other source overrides.
+        file: The TOML file.
+        environ: The environment; None for that of the process.
+        command_line: The values of options.
+    """
     environ = os.environ if environ is None else environ
-    layer = layer_from_file(file) if file is not None else {}
+    chosen = {} if preset is None else PRESETS[preset]
+    layer = {name: RawValue(value, f"--preset {preset}") for name, value in chosen.items()}
+    layer |= layer_from_file(file) if file is not None else {}
     return layer | layer_from_environment(environ) | dict(command_line or {})
 
 

@@ -9,8 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from autellix_backend.cli.arguments import count
-from autellix_backend.cli.options import add_setting_options, settings_from_args
-from autellix_backend.core.balance import BALANCER_NAMES, DEFAULT_BALANCER
+from autellix_backend.cli.options import add_preset_option, add_setting_options, settings_from_args
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.names import POLICY_NAMES
 from autellix_backend.core.policies import make_policy
@@ -82,8 +81,8 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     add("--engines", "replicas (default: 1, or one for each speed)", count, metavar="N")
     speeds = "how many times as fast as the model each engine is, as 1,1,2,2 (default: all alike)"
     add("--engine-speeds", speeds, _speeds, (), metavar="X,…")
-    add("--balancer", "of calls", default=DEFAULT_BALANCER, choices=BALANCER_NAMES)
-    add_setting_options(parser, "--bounds", "--beta", "--preemption", "--period-steps")
+    add_preset_option(parser)
+    add_setting_options(parser, "--balancer", "--bounds", "--beta", "--preemption", "--period-steps")
     add("--quanta", "time quantum of each level, s (default: its width)", _quanta, metavar="S,…")
     flag("--auto-bounds", help="from half a mean call on this engine, each next doubled")
     flag("--no-demotion", help="calls keep the level that they arrived at")
@@ -134,13 +133,13 @@ def make_settings(
         InputError: if options do not go together.
     """
     try:
-        model = _engine(args)
+        model, served = _engine(args), settings_from_args(args)
         settings = SimSettings(
             model=model,
-            scheduler=_scheduler(args, model, programs),
+            scheduler=_scheduler(args, served.scheduler, model, programs),
             engines=args.engines or len(args.engine_speeds) or 1,
             engine_speeds=args.engine_speeds,
-            balancer=args.balancer,
+            balancer=served.balancer.name,
             shares_prefixes=not args.private_prefixes,
             hint_sigma=args.hints,
             seed=args.seed,
@@ -212,9 +211,8 @@ def _engine(args: argparse.Namespace) -> EngineModel:
 
 
 def _scheduler(
-    args: argparse.Namespace, model: EngineModel, programs: Sequence[ProgramTrace]
+    args: argparse.Namespace, scheduler: SchedulerConfig, model: EngineModel, programs: Sequence[ProgramTrace]
 ) -> SchedulerConfig:
-    scheduler = settings_from_args(args).scheduler
     if args.auto_bounds:
         scheduler = replace(scheduler, bounds=choose_bounds(model, programs))
     return replace(scheduler, demotes=not args.no_demotion, quanta=args.quanta)

@@ -93,6 +93,20 @@ def test_run_takes_the_engine_s_and_the_scheduler_s_options(capsys: pytest.Captu
     assert setting["shares_prefixes"] is False
 
 
+def test_the_paper_s_preset_is_simulated_as_it_is_served(capsys: pytest.CaptureFixture[str]) -> None:
+    """A single setting overrides it."""
+    paper = report(capsys, "run", "chat", *FAST, "--preset", "paper")["setting"]
+    changed = report(
+        capsys, "run", "chat", *FAST, "--preset", "paper", "--policy", "plas", "--balancer", "least_used"
+    )["setting"]
+
+    names = ("policy", "preemption")
+    assert [paper["scheduler"][name] for name in names] == ["atlas", "always"]
+    assert paper["balancer"] == "locality"
+    assert [changed["scheduler"][name] for name in names] == ["plas", "always"]
+    assert changed["balancer"] == "least_used"
+
+
 def test_engines_may_differ_in_speed(capsys: pytest.CaptureFixture[str]) -> None:
     """The speeds say how many engines there are."""
     options = ("--engine-speeds", "1,1,2", "--balancer", "locality-bounded")
