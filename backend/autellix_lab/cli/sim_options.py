@@ -39,6 +39,7 @@ from autellix_lab.workload.trace_files import not_empty
 DEFAULT_MODEL = "llama3.1-8b-a100"
 DEFAULT_PROGRAMS = 200
 """Generated programs of one run."""
+DEFAULT_ARRIVALS = "poisson"
 MAX_CONTEXT_TOKENS = 131072
 """Context window of Llama 3.1, the presets' models."""
 OFFERED_LOAD = (
@@ -64,7 +65,7 @@ def add_source_options(parser: argparse.ArgumentParser) -> None:
     add_tree_scale(parser)
     add_fit_options(parser, max_context=MAX_CONTEXT_TOKENS)
     add_load_options(parser)
-    add("--arrivals", "of programs", default="poisson", choices=SIM_ARRIVALS)
+    add("--arrivals", "of programs", default=DEFAULT_ARRIVALS, choices=SIM_ARRIVALS)
     add("--burst", "programs of one burst of burst_idle", count, BURST_PROGRAMS, metavar="N")
 
 

@@ -11,10 +11,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from autellix_backend.cli.arguments import above_zero
+from autellix_backend.cli.arguments import above_zero, count
 from autellix_lab.cli.arguments import InputError, add_json, adder
 from autellix_lab.cli.console import make_console, number_table
 from autellix_lab.cli.sim_options import (
+    DEFAULT_ARRIVALS,
     OFFERED_LOAD,
     SCHEDULER_NAMES,
     add_engine_options,
@@ -29,7 +30,7 @@ from autellix_lab.cli.sim_options import (
 )
 from autellix_lab.sim.experiment import Metrics, drain_rate_per_s, draw_bursts, measure, pick
 from autellix_lab.sim.results import SimResult
-from autellix_lab.sim.simulation import SimSettings, simulate_bursts
+from autellix_lab.sim.simulation import SimSettings, simulate_bursts, simulate_closed
 from autellix_lab.workload.trace import ProgramTrace
 
 DEFAULT_RHO = 1.0
@@ -48,6 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     rate = adder(parser.add_mutually_exclusive_group())
     rate("--rho", f"{OFFERED_LOAD} (default: {DEFAULT_RHO:g})", above_zero, metavar="X")
     rate("--rate", "programs per second instead", above_zero, metavar="R")
+    present = "always have so many programs instead: one that ends makes way for the next (a closed loop)"
+    rate("--present", present, count, metavar="N")
     add = adder(parser)
     add("--policy", "scheduling policy (default: that of the settings)", choices=SCHEDULER_NAMES)
     add_engine_options(parser)
@@ -65,15 +68,19 @@ def run(args: argparse.Namespace) -> int:
     programs = pool if len(pool) == run_size(args, pool) else pick(pool, run_size(args, pool), args.seed)
     settings = make_settings(args, programs, args.policy)
     rho, rate_per_s = _rate(args, programs, settings)
-    bursts = draw_bursts(args.arrivals, programs, rate_per_s or 0.0, args.seed, args.burst)
     started_s = time.perf_counter()
     try:
-        result = simulate_bursts(bursts, settings)
+        if args.present is not None:
+            result = simulate_closed(programs, args.present, settings)
+        else:
+            bursts = draw_bursts(args.arrivals, programs, rate_per_s or 0.0, args.seed, args.burst)
+            result = simulate_bursts(bursts, settings)
     except ValueError as error:
         raise InputError(str(error)) from error
     wall_s = time.perf_counter() - started_s
     report = {
-        "setting": describe_settings(args, settings),
+        "setting": describe_settings(args, settings) | ({"arrivals": "closed"} if args.present else {}),
+        "present": args.present,
         "programs": len(programs),
         "calls": sum(record.calls for record in result.programs),
         "rate_per_s": rate_per_s,
@@ -112,11 +119,18 @@ def _table(title: str, metrics: Metrics) -> Table:
 
 def _figures(report: dict[str, Any], metrics: Metrics) -> list[tuple[str, str]]:
     load = "all at once"
-    if report["rate_per_s"] is not None:
+    if report["present"] is not None:
+        load = f"{report['present']} always present"
+    elif report["rate_per_s"] is not None:
         load = f"{report['rate_per_s']:.4g} programs/s"
         load += f", rho {report['rho']:.3g}"
+    throughput = []
+    if report["present"] is not None:
+        rates = f"{metrics['calls_per_min']:.3g} calls, {metrics['programs_per_min']:.3g} programs a minute"
+        throughput = [("while all are present", rates)]
     return [
         ("simulated", f"{report['programs']} programs, {report['calls']} calls, {load}"),
+        *throughput,
         ("makespan", f"{metrics['makespan_s']:.1f} s, {metrics['tokens_per_s']:.0f} generated tokens/s"),
         ("steps", f"{report['steps']}, engines busy {metrics['utilisation']:.1%} of the time"),
         ("preemptions", f"{report['preemptions']}, {metrics['preemptions_per_call']:.3f} per call"),
@@ -131,7 +145,10 @@ def _figures(report: dict[str, Any], metrics: Metrics) -> list[tuple[str, str]]:
 def _rate(
     args: argparse.Namespace, programs: Sequence[ProgramTrace], settings: SimSettings
 ) -> tuple[float | None, float | None]:
-    """Return the offered load and the programs per second; None for both if all arrive at once."""
+    """Return the offered load and the programs per second; None for both if neither decides the arrivals."""
+    if args.present is not None:
+        _check_closed(args, programs)
+        return None, None
     if args.arrivals == "at_once":
         if args.rate is not None or args.rho is not None:
             raise InputError("--rho and --rate have no meaning with --arrivals at_once")
@@ -141,3 +158,12 @@ def _rate(
         return args.rate / capacity_per_s, args.rate
     rho = args.rho if args.rho is not None else DEFAULT_RHO
     return rho, rho * capacity_per_s
+
+
+def _check_closed(args: argparse.Namespace, programs: Sequence[ProgramTrace]) -> None:
+    if args.arrivals != DEFAULT_ARRIVALS:
+        raise InputError("--arrivals has no meaning with --present")
+    if len(programs) <= args.present:
+        raise InputError(
+            f"--present is {args.present}: a run needs more programs than that, not {len(programs)}"
+        )

@@ -157,7 +157,7 @@ def measure(result: SimResult) -> Metrics:
 
     Utilisation and shares lie between 0 and 1; only `recomputed_share` may exceed 1 where memory thrashes.
     Of a run's prompt tokens, it prefilled 1 - `cached_share` + `recomputed_share`; `loaded_share` is
-    a part of `cached_share`.
+    a part of `cached_share`. Closed loops alone have `calls_per_min` and `programs_per_min`.
     """
     programs = result.programs
     metrics: Metrics = {}
@@ -171,6 +171,10 @@ def measure(result: SimResult) -> Metrics:
     calls = sum(record.calls for record in programs)
     prompt_tokens = sum(record.prompt_tokens for record in programs)
     busy_s = sum(engine.busy_s for engine in result.engines)
+    if result.full_loop is not None:
+        minutes = result.full_loop.seconds / 60
+        metrics["calls_per_min"] = result.full_loop.calls / minutes
+        metrics["programs_per_min"] = result.full_loop.programs / minutes
     return metrics | {
         "makespan_s": result.makespan_s,
         "programs_per_s": len(programs) / result.makespan_s,

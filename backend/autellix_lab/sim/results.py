@@ -54,6 +54,18 @@ class EngineTotals:
 
 
 @dataclass(frozen=True, slots=True)
+class FullLoop:
+    """The part of a closed loop in which every program that ended made way for another."""
+
+    seconds: float
+    """From the start to the first end that nothing followed."""
+    calls: int
+    """Calls that finished in it."""
+    programs: int
+    """Programs that ended in it."""
+
+
+@dataclass(frozen=True, slots=True)
 class SimResult:
     """A finished run."""
 
@@ -63,3 +75,5 @@ class SimResult:
     makespan_s: float
     peak_programs: int
     """Most programs alive at once."""
+    full_loop: FullLoop | None = None
+    """Of a closed loop."""

@@ -11,6 +11,7 @@ import math
 import random
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 from autellix_backend.core.balance import (
     DEFAULT_BALANCER,
@@ -29,7 +30,7 @@ from autellix_lab.sim.calls import EngineCall
 from autellix_lab.sim.engine import Decision, SimEngine
 from autellix_lab.sim.live_program import LiveProgram
 from autellix_lab.sim.model import EngineModel
-from autellix_lab.sim.results import EngineTotals, ProgramRecord, SimResult
+from autellix_lab.sim.results import EngineTotals, FullLoop, ProgramRecord, SimResult
 from autellix_lab.workload.prefixes import SystemPrefix, system_prefix
 from autellix_lab.workload.trace import CallTrace, ProgramTrace
 
@@ -124,6 +125,11 @@ def simulate_bursts(bursts: Iterable[Arrivals], settings: SimSettings) -> SimRes
     return _Simulation(settings).run(bursts)
 
 
+def simulate_closed(programs: Iterable[ProgramTrace], present: int, settings: SimSettings) -> SimResult:
+    """Run programs in a closed loop: `present` begin at once, and each that ends makes way for the next."""
+    return _Simulation(settings).run_closed(programs, present)
+
+
 class _Simulation:
     def __init__(
         self,
@@ -165,7 +171,11 @@ class _Simulation:
         """The time and content of each engine's last report."""
         self._ends: dict[str, int] = dict.fromkeys(self._engines, 0)
         self._records: list[ProgramRecord] = []
+        self._finished_calls = 0
         self._peak = 0
+        self._reserve: Iterator[ProgramTrace] | None = None
+        """In a closed loop, the programs that have not begun."""
+        self._full_loop: FullLoop | None = None
 
     def run(self, bursts: Iterable[Arrivals]) -> SimResult:
         now = 0.0
@@ -176,7 +186,11 @@ class _Simulation:
                 now = self._next_time()
                 self._advance(now)
         totals = [_totals(engine) for engine in self._engines.values()]
-        return SimResult(self._records, totals, now, self._peak)
+        return SimResult(self._records, totals, now, self._peak, self._full_loop)
+
+    def run_closed(self, programs: Iterable[ProgramTrace], present: int) -> SimResult:
+        self._reserve = iter(programs)
+        return self.run([[(0.0, program) for program in islice(self._reserve, present)]])
 
     def _advance(self, now: float) -> None:
         """Begin the programs and handle the events of a moment, then schedule the engines concerned."""
@@ -259,6 +273,16 @@ class _Simulation:
         self._records.append(record)
         if self._on_program is not None:
             self._on_program(record)
+        if self._reserve is not None:
+            self._begin_next(self._reserve, now)
+
+    def _begin_next(self, reserve: Iterator[ProgramTrace], now: float) -> None:
+        """Begin the next program of a closed loop in place of one that has ended, if there is one."""
+        following = next(reserve, None)
+        if following is not None:
+            self._begin_program(now, following)
+        elif self._full_loop is None:
+            self._full_loop = FullLoop(now, self._finished_calls, len(self._records))
 
     def _announce_end(self, program: LiveProgram, now: float) -> None:
         """Let scheduler, balancer and estimator know that a program has ended."""
@@ -344,6 +368,7 @@ class _Simulation:
                 cached_tokens=call.cached_tokens,
             )
         )
+        self._finished_calls += 1
         program = self._owners.pop(call.call_id)
         self._estimator.observe_call("", program.trace.source, call.record.service_s, call.output_tokens)
         for ready in program.finish_call(

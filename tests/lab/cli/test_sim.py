@@ -72,6 +72,21 @@ def test_rho_and_rate_state_the_same_load(capsys: pytest.CaptureFixture[str]) ->
     assert by_rate["metrics"]["latency_s.mean"] == pytest.approx(by_rho["metrics"]["latency_s.mean"])
 
 
+def test_a_closed_loop_reports_calls_and_programs_a_minute(capsys: pytest.CaptureFixture[str]) -> None:
+    """Three programs are always present; there is no rate and no load."""
+    found = report(capsys, "run", "react", *FAST, "--present", "3")
+
+    assert (found["present"], found["rho"], found["rate_per_s"]) == (3, None, None)
+    assert found["setting"]["arrivals"] == "closed"
+    assert found["metrics"]["peak_programs"] == 3
+    assert found["metrics"]["calls_per_min"] > found["metrics"]["programs_per_min"] > 0
+
+    assert main(["sim", "run", "react", *FAST, "--present", "3"]) == 0
+    out = capsys.readouterr().out
+    assert "calls, 3 always present" in out
+    assert "while all are present" in out
+
+
 def test_run_takes_the_engine_s_and_the_scheduler_s_options(capsys: pytest.CaptureFixture[str]) -> None:
     """They are in the report, and so in the simulation."""
     setting = report(
@@ -269,6 +284,8 @@ def test_presets_are_listed_with_their_sources(capsys: pytest.CaptureFixture[str
         (["run", "chat", "--kv-blocks", "2", "-n", "3"], "kv_blocks is 2: call"),
         (["run", "chat", "--max-context", "1"], "--length-scale, --max-context"),
         (["run", "chat", "--arrivals", "at_once", "--rho", "1"], "no meaning with --arrivals at_once"),
+        (["run", "chat", "--arrivals", "bursty", "--present", "1"], "--arrivals has no meaning"),
+        (["run", "chat", "-n", "3", "--present", "3"], "--present is 3: a run needs more programs"),
         (["sweep", "chat", "--arrivals", "at_once", "--loads", "1"], "no meaning with --arrivals at_once"),
         (["sweep", "chat", "--kv-blocks", "2", "-n", "3", "--workers", "1"], "kv_blocks is 2: call"),
         (["calibrate", "http://127.0.0.1:9", "--model", "m"], "does not report its settings"),
@@ -294,6 +311,7 @@ def test_bad_input_gives_a_one_line_error(
     [
         ["run", "chat", "--policy", "lottery"],
         ["run", "chat", "--rho", "1", "--rate", "1"],
+        ["run", "chat", "--present", "1", "--rate", "1"],
         ["sweep", "chat", "--policies", "fcfs,lottery"],
         ["sweep", "chat", "--loads", "0.5,x"],
     ],

@@ -18,8 +18,8 @@ from autellix_lab.sim.batch import RunningBatch
 from autellix_lab.sim.calls import EngineCall
 from autellix_lab.sim.engine import Decision, SimEngine
 from autellix_lab.sim.model import UNIT, EngineModel
-from autellix_lab.sim.results import ProgramRecord, SimResult
-from autellix_lab.sim.simulation import SimSettings, simulate
+from autellix_lab.sim.results import FullLoop, ProgramRecord, SimResult
+from autellix_lab.sim.simulation import SimSettings, simulate, simulate_closed
 from autellix_lab.sim.stretch import Stretch
 from autellix_lab.workload.arrivals import poisson_arrivals
 from autellix_lab.workload.fit import fit_program
@@ -381,6 +381,30 @@ def test_arrivals_must_be_in_order() -> None:
     (first, program), *_ = workload()
     with pytest.raises(ValueError, match=r"arrivals must not go back in time, as from 9.0 s to 0.0 s"):
         play([(9.0, program), (first, program)])
+
+
+def equal_programs(count: int) -> list[ProgramTrace]:
+    """Programs of two calls of a second each on UNIT, with no time between."""
+    calls = tuple(
+        CallTrace(id=id_, parents=parents, thread="main", prefill_tokens=1, decode_tokens=1)
+        for id_, parents in ((0, ()), (1, (0,)))
+    )
+    return [ProgramTrace(source="s", program_id=str(index), calls=calls) for index in range(count)]
+
+
+def test_in_a_closed_loop_each_end_begins_the_next_program() -> None:
+    """The fifth begins where the third ends; none follows the fourth, so the full loop ends with it."""
+    settings = SimSettings(model=replace(UNIT, max_num_seqs=2), scheduler=SchedulerConfig(policy="fcfs"))
+    result = simulate_closed(equal_programs(5), 2, settings)
+    assert [(record.arrival_s, record.finish_s) for record in result.programs] == [
+        (0.0, 2.0),
+        (0.0, 2.0),
+        (2.0, 4.0),
+        (2.0, 4.0),
+        (4.0, 6.0),
+    ]
+    assert (result.peak_programs, result.full_loop) == (2, FullLoop(4.0, 8, 4))
+    assert simulate([(0.0, program) for program in equal_programs(2)], settings).full_loop is None
 
 
 def test_two_engines_share_the_work() -> None:
