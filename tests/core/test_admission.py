@@ -228,6 +228,22 @@ def test_the_cached_blocks_of_idle_active_programs_outlive_those_that_others_hav
     assert engine.admission.take_to_keep() == []
 
 
+def test_lost_contexts_leave_their_memory(engine: Engine) -> None:
+    """Idle programs give theirs up; of one with a call, nothing is left of the calls before."""
+    for call_id, tokens in (("a1", 50), ("b1", 30)):
+        engine.arrive(call_id, tokens)
+        engine.run(call_id)
+        engine.finish(call_id, tokens)
+    engine.arrive("b2", 40, shared=30)
+    engine.arrive("c1", 60)
+    assert engine.refused == ["c1"]
+    engine.machine.admission.lose_contexts()
+    assert engine.review() == ["c1"]
+    assert engine.active == "bc"
+    engine.machine.abort("b2", engine.now)
+    assert engine.admission.memory.active.tokens == 60
+
+
 def test_the_order_of_eviction_is_left_alone_for_a_few_freed_blocks(engine: Engine) -> None:
     engine.arrive("a1", 20)
     engine.arrive("b1", int(KEEP_SHARE * CAPACITY) - 1)
@@ -381,6 +397,7 @@ def test_without_limits_there_is_no_admission() -> None:
     machine = Machine(config)
     machine.arrive(Arrival("a1", "a"), 0.0)
     machine.forget_program("a")
+    machine.admission.lose_contexts()
     assert machine.review(0.0, 0, lambda _: 0) == []
     assert list(machine.refused()) == []
 

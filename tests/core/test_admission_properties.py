@@ -50,6 +50,7 @@ KINDS = (
     "abort",
     "end",
     "expire",
+    "reset",
     "measure",
 )
 # (event, which call or program, amount in seconds, size in tokens)
@@ -99,6 +100,8 @@ class Driver:
             self.machine.observe_step(float(size), amount)
         elif event == "step":
             self.advance()
+        elif event == "reset":
+            self.machine.admission.lose_contexts()
         else:
             self._touch(event, which, amount, size)
         self.machine.check()

@@ -206,7 +206,27 @@ def prices(*, drafts: bool) -> dict[str, Any]:
     }
 
 
-SCENES: dict[str, Callable[..., dict[str, Any]]] = {scene.__name__: scene for scene in (rotation, prices)}
+def reset(*, is_ours: bool) -> dict[str, Any]:
+    """Reset the cache while a program runs and another is idle; return how long a third one waits."""
+    engine = Engine({"policy": "boost", "token_s": 1.0} if is_ours else None, blocks=40)
+    engine.add("runs-1", 100, 100, program="runs")
+    engine.add("idle-1", 350, 10, program="idle")
+    for _ in range(20):
+        engine.step()
+    assert engine.scheduler.reset_prefix_cache(reset_running_requests=True)
+    engine.add("new-1", 350, 10, program="new")
+    steps = 1
+    while "new-1" not in engine.step() and steps < 1000:
+        steps += 1
+    engine.finish()
+    return {"steps": steps}
+
+
+SCENES: tuple[Callable[..., dict[str, Any]], ...] = (
+    rotation,
+    prices,
+    reset,
+)
 
 
 def main() -> None:
@@ -218,7 +238,8 @@ def main() -> None:
     for line in sys.stdin:
         try:
             options = json.loads(line)
-            reply = SCENES[options.pop("scene")](**options)
+            name = options.pop("scene")
+            reply = next(scene for scene in SCENES if scene.__name__ == name)(**options)
         except Exception:  # noqa: BLE001 -- process boundary: the test reads the error
             reply = {"error": traceback.format_exc()}
         replies.write(json.dumps(reply, default=sorted) + "\n")

@@ -57,6 +57,17 @@ def test_strands_of_a_program_are_told_apart(index: ContextIndex) -> None:
     assert arrive(index, "p", "cdcdcd").shared_tokens == 4 * BLOCK
 
 
+def test_after_a_reset_only_live_contexts_are_shared(index: ContextIndex) -> None:
+    """A call is known by its prompt here. Prefixes that programs share are still known."""
+    for text in ("abcd", "wxyz"):
+        arrive(index, "p", text)
+    index.lose_contexts({"wxyz"})
+    index.check()
+    assert arrive(index, "p", "abcdef").shared_tokens == 0
+    assert arrive(index, "p", "wxyzzz").shared_tokens == 4 * BLOCK
+    assert arrive(index, "q", "abcq").prefix_tokens == 3 * BLOCK
+
+
 def test_the_oldest_strand_is_dropped(index: ContextIndex) -> None:
     for number in range(MAX_CONTEXTS + 1):
         arrive(index, "p", str(number) * 4)

@@ -30,3 +30,9 @@ def test_drafts_change_no_price_and_no_service(scenes: Any, drafts: bool) -> Non
     assert learned["recompute_s"] == pytest.approx(0.1)
     assert learned["services_s"] == [pytest.approx(100 * 0.005 + 20 * 0.01)]
     assert learned["prefilled_s"] == [pytest.approx(0.11)]
+
+
+@pytest.mark.parametrize("is_ours", [False, True])
+def test_a_reset_cache_keeps_no_memory_for_idle_programs(scenes: Any, is_ours: bool) -> None:
+    """As under vLLM's own scheduler, a call that fits starts with the next step."""
+    assert play(scenes, "reset", is_ours=is_ours)["steps"] == 1

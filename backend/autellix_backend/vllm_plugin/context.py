@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Container, Hashable, Sequence
 from dataclasses import dataclass, field
 
 from autellix_backend.core.arrival import Context
@@ -107,6 +107,14 @@ class ContextIndex:
         known = self._programs.get(program_id)
         if known is not None:
             self._drop_strands(known)
+
+    def lose_contexts(self, live: Container[str]) -> None:
+        """Drop all contexts, which KV memory has lost, but those of live requests, which are computed yet."""
+        for known in self._programs.values():
+            kept = [strand for strand in known.strands if strand.request_id in live]
+            self._drop_strands(known)
+            known.strands = kept
+            self._kept_blocks += sum(strand.blocks for strand in kept)
 
     def _meet(self, hashes: Hashes) -> _Known:
         """Note the first prompt of a program, and what it shares with those of others."""

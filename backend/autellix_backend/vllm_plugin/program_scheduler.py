@@ -126,6 +126,13 @@ class ProgramSchedulerMixin(_Host):
         self._guard(lambda ours: ours.drain())
         self._guard(lambda ours: ours.end_drain())
 
+    def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
+        """Reset the prefix cache, as vLLM does to sleep and before it takes other weights as well."""
+        is_reset = bool(super().reset_prefix_cache(*args, **kwargs))
+        if is_reset:
+            self._guard(lambda ours: ours.tracker.lose_contexts())
+        return is_reset
+
     def shutdown(self) -> None:
         """Stop reporting, and let vLLM end its own."""
         if self.plugin is not None and self.plugin.tracker.reports is not None:

@@ -146,6 +146,11 @@ class CallTracker:
             identity=identity, arrival_step=self.step, runs=CallRuns(arrival_s=now)
         )
 
+    def lose_contexts(self) -> None:
+        """Note that the prefix cache was reset: the next call of a program finds nothing there."""
+        self.machine.admission.lose_contexts()
+        self._contexts.lose_contexts(self._calls)
+
     def start(self, request_id: str, now: float, cached_tokens: int) -> None:
         """Give a waiting call a slot; its cached tokens are those of its first start."""
         self.machine.start(request_id, now)

@@ -45,6 +45,9 @@ class Admission:
     def forget(self, program_id: str) -> None:
         """Free what is kept for a program that has ended; it may be unknown or have calls yet."""
 
+    def lose_contexts(self) -> None:
+        """Note that KV memory has lost every context, as the prefix cache was reset."""
+
     def is_active(self, program_id: str) -> bool:  # noqa: ARG002
         """Whether a call of the program that is preempted stays in its queue."""
         return True

@@ -98,6 +98,10 @@ class ProgramContexts:
             follower.follows, follower.shared = left.follows, min(follower.shared, left.shared)
             self._count(follower_id)
 
+    def forget_left(self) -> None:
+        """Forget what the last call left: KV memory has lost it."""
+        self._last_tokens = 0
+
     def tokens(self, prefix: int) -> int:
         """Return the KV memory of the program, beside the prefix that other programs hold as well."""
         if not self._live:

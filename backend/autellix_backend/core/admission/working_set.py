@@ -121,6 +121,15 @@ class WorkingSetAdmission(Admission):
             self.memory.drop(context)
             self._is_dirty |= bool(self.memory.inactive)
 
+    def lose_contexts(self) -> None:
+        """Free the memory of all idle programs, and forget what earlier calls have left."""
+        memory = self.memory
+        for context in (*memory.active.contexts.values(), *memory.inactive.contexts.values()):
+            context.contexts.forget_left()
+            if not context.calls:
+                memory.drop(context)
+        self._is_dirty |= bool(memory.inactive)
+
     def rekey(self, program_id: str) -> None:
         """Compute the key of a program again, if it is known."""
         context = self.memory.find(program_id)
