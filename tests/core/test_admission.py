@@ -59,6 +59,11 @@ class Engine:
         for call_id in call_ids:
             self.machine.start(call_id, self.now)
 
+    def pause(self, call_id: str) -> None:
+        """Let a call wait for its client, with its context in KV memory."""
+        self.machine.call(call_id).is_pinned = True
+        self.machine.pause(call_id, self.now)
+
     def finish(self, call_id: str, tokens: int = 0) -> None:
         self.machine.finish(call_id, self.now, context_tokens=tokens)
         self.machine.check()
@@ -226,6 +231,74 @@ def test_the_cached_blocks_of_idle_active_programs_outlive_those_that_others_hav
 
     assert engine.admission.take_to_keep() == ["b", "a"]
     assert engine.admission.take_to_keep() == []
+
+
+def pausing(first: int = 60) -> Engine:
+    """Return an engine on which a has answered and waits for its client, and b does not fit beside it."""
+    engine = Engine()
+    engine.arrive("a1", first)
+    engine.arrive("b1", 50)
+    engine.run("a1")
+    engine.grown["a1"] = first
+    engine.pause("a1")
+    return engine
+
+
+def test_a_paused_program_stops_no_engine() -> None:
+    """Where no other program is active, the first that waits is, beside what the paused one holds."""
+    engine = pausing()
+    assert engine.refused == ["b1"]
+    assert engine.review(steps=REVIEW_STEPS) == ["b1"]
+    assert (engine.active, engine.admission.memory.active.tokens) == ("ab", 110)
+    engine.run("b1")
+    engine.finish("b1")
+    engine.machine.resume("a1", engine.now)
+    engine.run("a1")
+    assert engine.machine.call("a1").preemptions == 0
+    engine.finish("a1")
+
+
+def test_a_paused_program_keeps_its_memory_and_others_make_room() -> None:
+    """Deactivating it would free nothing, whatever its key and however long it is paused."""
+    engine = pausing()
+    engine.review()
+    engine.arrive("c1", 30)
+    engine.run("b1")
+    engine.grown["b1"] = 50
+    engine.review(steps=REVIEW_STEPS)
+    assert (engine.active, engine.refused) == ("ab", ["c1"])
+    engine.review(after_s=1e4, steps=REVIEW_STEPS)
+    assert (engine.active, engine.refused) == ("ac", [])
+
+
+def test_memory_that_a_paused_call_of_an_inactive_program_holds_is_taken() -> None:
+    engine = displacing(30, 80)
+    engine.pause("b1")
+    engine.grown["b1"] = 30
+    engine.machine.end_program("a", engine.now)
+    engine.finish("a1")
+    engine.arrive("c1", 90)
+    engine.review(steps=REVIEW_STEPS)
+    assert engine.admission.memory.find("b") is not None
+    assert engine.active == "bc"
+
+
+def test_waiting_for_a_client_is_no_waiting(engine: Engine) -> None:
+    """No time counts as waiting while a call is paused, nor its pause as a preemption."""
+    call = engine.arrive("a1", 10)
+    engine.now = 2.0
+    engine.run("a1")
+    engine.now = 3.0
+    engine.pause("a1")
+    engine.now = 50.0
+    assert call.wait_at(engine.now) == 2.0
+    engine.machine.resume("a1", engine.now)
+    engine.now = 51.0
+    assert call.wait_at(engine.now) == 3.0
+    engine.pause("a1")
+    engine.now = 90.0
+    record = engine.machine.abort("a1", engine.now)
+    assert (record.wait_s, record.preemptions) == (3.0, 0)
 
 
 def test_lost_contexts_leave_their_memory(engine: Engine) -> None:

@@ -51,6 +51,7 @@ KINDS = (
     "end",
     "expire",
     "reset",
+    "pause",
     "measure",
 )
 # (event, which call or program, amount in seconds, size in tokens)
@@ -133,7 +134,13 @@ class Driver:
         if not calls:
             return
         call = calls[which % len(calls)]
-        if event == "start" and call.is_admitted and not call.is_running:
+        if call.is_paused and event in ("start", "pause"):
+            self.machine.resume(call.call_id, self.now)
+        elif event == "pause" and call.is_running:
+            call.is_pinned = True
+            self.machine.pause(call.call_id, self.now)
+        elif event == "start" and call.is_admitted and not call.is_running:
+            call.is_pinned = False
             self.machine.start(call.call_id, self.now)
         elif event == "preempt" and call.is_running:
             self.machine.preempt(call.call_id, self.now)
@@ -180,7 +187,7 @@ def test_after_a_review_the_active_programs_fit_or_are_one(
 ) -> None:
     def judge(driver: Driver) -> None:
         active = driver.admission.memory.active
-        assert active.tokens <= CAPACITY or len(active.contexts) == 1
+        assert active.tokens <= CAPACITY or active.count_unpaused() <= 1
 
     drive(config, events, tenants=("a", "b", "c"), on_review=judge)
 
@@ -191,9 +198,10 @@ def test_after_a_review_an_active_program_has_a_call_if_any_program_has(
     config: SchedulerConfig, events: list[Any]
 ) -> None:
     def judge(driver: Driver) -> None:
-        active = driver.admission.memory.active.contexts.values()
-        assert any(own.calls for own in active) or not len(driver.machine)
-        assert not len(driver.machine) or list(driver.machine)
+        calls = [*driver.machine, *driver.machine.refused()]
+        active = driver.admission.memory.active
+        assert active.is_live == any(not call.is_paused for call in calls if call in list(driver.machine))
+        assert active.is_live or all(call.is_paused for call in calls)
 
     drive(config, events, tenants=("a", "b", "c"), on_review=judge)
 
@@ -206,6 +214,9 @@ def test_an_engine_that_finishes_what_it_admits_ends_every_call(
     """Also where no program ever ends, and time stands still."""
     driver = drive(config, events, tenants=("a", "b", "c"))
 
+    for call in (*driver.machine, *driver.machine.refused()):
+        if call.is_paused:
+            driver.machine.resume(call.call_id, driver.now)
     for _ in range(len(driver.machine)):
         driver.advance()
         call = driver.machine.batch(slots)[-1]

@@ -88,6 +88,25 @@ def test_the_response_time_of_programs_is_measured() -> None:
     assert table.statistics.response_s == 5.0 / 2
 
 
+def test_a_program_whose_calls_wait_for_their_client_is_not_live() -> None:
+    """The time of its pauses is no part of its response time; its entry stays."""
+    table = ProcessTable()
+    table.begin("p", "a", 0.0)
+    table.begin("p", "b", 0.0)
+    table.pause("p", 2.0)
+    table.check()
+    assert table.statistics.live == 1
+    complete(table, "b", 3.0)
+    table.check()
+    assert (table.statistics.live, table.expire(1e9, 5.0)) == (0, [])
+    table.resume("p", 100.0)
+    table.check()
+    complete(table, "a", 102.0)
+    table.end("p", 102.0)
+    table.begin("q", "c", 102.0)
+    assert table.statistics.response_s == 5.0 / 2
+
+
 def test_an_end_without_a_time_is_not_measured() -> None:
     table = ProcessTable()
     table.begin("p", "a", 0.0)

@@ -222,10 +222,30 @@ def reset(*, is_ours: bool) -> dict[str, Any]:
     return {"steps": steps}
 
 
+def session(*, is_ours: bool) -> dict[str, Any]:
+    """Let a session hold 16 of 25 blocks between two parts; return how long a call of nine blocks waits."""
+    engine = Engine({"policy": "boost", "token_s": 1.0} if is_ours else None, blocks=25)
+    engine.add("session", 245, 4, program="session", resumable=True)
+    for _ in range(10):
+        engine.step()
+    new = engine.add("new", 120, 10)
+    steps = 1
+    while "new" not in engine.step() and steps < 1000:
+        steps += 1
+    engine.add("session", 3, 4, program="session", resumable=True)
+    parts = engine.step()
+    for _ in range(20):
+        engine.step()
+    engine.add("session", 1, 1)
+    left = engine.scheduler.get_num_unfinished_requests()
+    return {"steps": steps, "is_done": new.is_finished(), "next_part": parts["session"], "left": left}
+
+
 SCENES: tuple[Callable[..., dict[str, Any]], ...] = (
     rotation,
     prices,
     reset,
+    session,
 )
 
 

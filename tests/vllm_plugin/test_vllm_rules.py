@@ -36,3 +36,10 @@ def test_drafts_change_no_price_and_no_service(scenes: Any, drafts: bool) -> Non
 def test_a_reset_cache_keeps_no_memory_for_idle_programs(scenes: Any, is_ours: bool) -> None:
     """As under vLLM's own scheduler, a call that fits starts with the next step."""
     assert play(scenes, "reset", is_ours=is_ours)["steps"] == 1
+
+
+@pytest.mark.parametrize("is_ours", [False, True])
+def test_a_session_between_two_parts_stops_no_other_program(scenes: Any, is_ours: bool) -> None:
+    """Its blocks stay, but no program waits for them if vLLM has enough; its next part starts at once."""
+    result = play(scenes, "session", is_ours=is_ours)
+    assert result == {"steps": 1, "is_done": True, "next_part": 3, "left": 0}

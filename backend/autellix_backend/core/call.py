@@ -77,6 +77,8 @@ class Call:
     """Whether it is in its queue; else it waits until admission activates its program."""
     is_pinned: bool = False
     """Whether it waits with KV memory of its own, as while it is loaded: then it stays admitted."""
+    is_paused: bool = False
+    """Whether it waits for its client to send more, and not for a slot."""
     arrival_s: float
     inherited_service_s: float
     is_running: bool = False
@@ -126,7 +128,8 @@ class Call:
 
     def wait_at(self, now: float) -> float:
         """Return all the waiting up to now."""
-        return self.wait_s if self.is_running else self.wait_s + (now - self.waiting_since_s)
+        is_waiting = not (self.is_running or self.is_paused)
+        return self.wait_s + (now - self.waiting_since_s) if is_waiting else self.wait_s
 
     def unpaid_wait_at(self, now: float) -> float:
         """Return the waiting since the last promotion: W_c."""
@@ -161,6 +164,16 @@ class Call:
         self.is_running = False
         self.waiting_since_s = now
         self.preemptions += 1
+
+    def pause(self, now: float) -> None:
+        """Let the call wait for its client, without a slot; from here to `resume` no time counts."""
+        self.wait_s = self.wait_at(now)
+        self.is_running, self.is_paused = False, True
+
+    def resume(self, now: float) -> None:
+        """Let a paused call wait for a slot again."""
+        self.is_paused = False
+        self.waiting_since_s = now
 
     def charge(self, cost_s: float, *, is_prefill: bool) -> None:
         """Add the model time of a step."""

@@ -173,6 +173,29 @@ class Machine:
             self._withdraw(call, now)
         self.starvation.watch(call, self.table[call.program_id], now)
 
+    def pause(self, call_id: str, now: float) -> None:
+        """Let a call wait for its client; where all active calls of a program do, the program is idle.
+
+        Raises:
+            UnknownCallError: no active call has this id.
+        """
+        call = self.call(call_id)
+        if call.is_running:
+            self.shares.wait(call.tenant)
+        call.pause(now)
+        self.starvation.forget(call)
+        self.table.pause(call.program_id, now)
+
+    def resume(self, call_id: str, now: float) -> None:
+        """Let a paused call wait for a slot again.
+
+        Raises:
+            UnknownCallError: no active call has this id.
+        """
+        call = self.call(call_id)
+        call.resume(now)
+        self.starvation.watch(call, self.table.resume(call.program_id, now), now)
+
     def readmit(self, call_id: str, now: float) -> None:
         """Let a preempted call go on to its end, although its program may have become inactive.
 
@@ -324,6 +347,8 @@ class Machine:
         self, call_id: str, now: float, work: float, context_tokens: int, *, is_aborted: bool
     ) -> CallRecord:
         call = self.call(call_id)
+        if call.is_paused:
+            self.resume(call_id, now)
         record = call.record(now, is_aborted=is_aborted)
         self.table[call.program_id].waiting_work -= call.new_tokens
         program = self.table.complete(  # Alg. 1, line 17

@@ -103,7 +103,7 @@ class StarvationWatch:
         )
         if missing_s <= slack_s:
             return now
-        return math.inf if call.is_running else now + missing_s - slack_s
+        return math.inf if call.is_running or call.is_paused else now + missing_s - slack_s
 
     def _push(self, call: Call, deadline_s: float) -> None:
         self._entries[call.call_id] = (deadline_s, self._next_number)

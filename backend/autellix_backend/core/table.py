@@ -48,10 +48,17 @@ class Program:
     """p(c) + t of each completed call (eq. 2), kept for policies that read parents."""
     active_calls: dict[str, str] = field(default_factory=dict)
     """Thread id of each active call, in order of arrival."""
+    paused_calls: int = 0
+    """Those of them that wait for their client."""
     last_arrival_s: float | None = None
     last_completion_s: float | None = None
     is_ended: bool = False
     """The program is over; its entry is dropped with its last active call."""
+
+    @property
+    def is_live(self) -> bool:
+        """Whether an active call waits for a slot or runs."""
+        return len(self.active_calls) > self.paused_calls
 
     @property
     def last_activity_s(self) -> float:
@@ -129,8 +136,9 @@ class ProcessTable:
         program = self.ensure(program_id, now)
         if call_id in program.active_calls:
             raise DuplicateCallError(call_id)
-        if not program.active_calls:
+        if not program.is_live:
             self.statistics.on_live(now)
+        if not program.active_calls:
             del self._idle[program_id]
         program.active_calls[call_id] = thread_id
         program.tenant = tenant
@@ -180,13 +188,39 @@ class ProcessTable:
         if program.expected_s is not None:
             program.expected_s = max(0.0, program.expected_s - service_s)
         program.last_completion_s = now
-        if program.active_calls.pop(call_id, None) is not None and not program.active_calls:
+        was_live = program.is_live
+        program.active_calls.pop(call_id, None)
+        if was_live and not program.is_live:
             self.statistics.on_idle(now)
         if not program.active_calls:
             self._idle.pop(program_id, None)
             self._idle[program_id] = None
             if program.is_ended:
                 self._drop(program, now)
+        return program
+
+    def pause(self, program_id: str, now: float) -> Program:
+        """Record that one more active call of the program waits for its client.
+
+        Raises:
+            UnknownProgramError: the program has no entry.
+        """
+        program = self[program_id]
+        program.paused_calls += 1
+        if not program.is_live:
+            self.statistics.on_idle(now)
+        return program
+
+    def resume(self, program_id: str, now: float) -> Program:
+        """Record that one of them waits for its client no more.
+
+        Raises:
+            UnknownProgramError: the program has no entry.
+        """
+        program = self[program_id]
+        if not program.is_live:
+            self.statistics.on_live(now)
+        program.paused_calls -= 1
         return program
 
     def end(self, program_id: str, now: float | None = None) -> Program | None:
@@ -229,9 +263,10 @@ class ProcessTable:
         """Assert the table's invariants."""
         idle = {name for name, program in self._programs.items() if not program.active_calls}
         assert self._idle.keys() == idle, (self._idle.keys(), idle)
-        assert self.statistics.live == sum(bool(program.active_calls) for program in self._programs.values())
+        assert self.statistics.live == sum(program.is_live for program in self._programs.values())
         for program_id, program in self._programs.items():
             assert program.program_id == program_id
             assert program.service_s >= 0, program
             assert program.wait_s >= 0, program
+            assert 0 <= program.paused_calls <= len(program.active_calls), program
             assert program.active_calls or not program.is_ended, program

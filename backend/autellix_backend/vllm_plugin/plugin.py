@@ -146,11 +146,17 @@ class SchedulerPlugin:
             self.tracker.preempt(request.request_id, self._clock())
             self._rank(request)
 
-    def on_paused(self, request: Request) -> None:
-        """Preempt the call of a streaming session that waits for its next part and keeps its blocks."""
+    def on_part_answered(self, request: Request) -> None:
+        """Pause the call of a streaming session, which gives up its slot and keeps its blocks."""
         if request.request_id in self.tracker:
-            self.tracker.pin(request.request_id)
-        self.on_preempted(request)
+            self.tracker.pause(request.request_id, self._clock())
+            self._rank(request)
+
+    def on_part_queued(self, request: Request) -> None:
+        """Resume the call of a streaming session, if vLLM has the next part of it."""
+        is_waiting = request.status != RequestStatus.WAITING_FOR_STREAMING_REQ and not request.is_finished()
+        if is_waiting and request.request_id in self.tracker:
+            self.tracker.resume(request.request_id, self._clock())
 
     def drain(self) -> None:
         """While vLLM drains, let it finish the requests that it, or we, have preempted."""

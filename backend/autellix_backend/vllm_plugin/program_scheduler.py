@@ -90,14 +90,17 @@ class ProgramSchedulerMixin(_Host):
 
     def add_request(self, request: Request) -> None:
         """Rank a request, then let vLLM queue it."""
-        is_new = request.request_id not in self.requests
-        if is_new:
-            if self.plugin is not None and self.plugin.is_in_charge:
-                self.plugin.enter(request)
-            self._guard(lambda ours: ours.arrive(request))
+        session = self.requests.get(request.request_id)
+        if session is not None:
+            # The next part of a streaming session, or its end.
+            super().add_request(request)
+            self._guard(lambda ours: ours.on_part_queued(session))
+            return
+        if self.plugin is not None and self.plugin.is_in_charge:
+            self.plugin.enter(request)
+        self._guard(lambda ours: ours.arrive(request))
         super().add_request(request)
-        if is_new:
-            self._guard(lambda ours: ours.on_queued(request))
+        self._guard(lambda ours: ours.on_queued(request))
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         """Preempt the requests that must make room, and let vLLM fill the step."""
@@ -146,10 +149,13 @@ class ProgramSchedulerMixin(_Host):
         self._guard(lambda ours: ours.prices.on_preempted(request.request_id))
 
     def _handle_stopped_request(self, request: Request) -> bool:
-        # A streaming-input session that waits for its next part gives its slot back without a preemption.
+        # A streaming session that has answered a part gives its slot back without a preemption.
         if request.resumable:
-            self._guard(lambda ours: ours.on_paused(request))
-        return bool(super()._handle_stopped_request(request))
+            self._guard(lambda ours: ours.on_part_answered(request))
+        is_over = bool(super()._handle_stopped_request(request))
+        if request.resumable and not is_over:
+            self._guard(lambda ours: ours.on_part_queued(request))
+        return is_over
 
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
         self._guard(lambda ours: ours.close(request))

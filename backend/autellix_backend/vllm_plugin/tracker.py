@@ -164,6 +164,17 @@ class CallTracker:
         """Note that a waiting call holds KV blocks, which it would keep if it were not admitted."""
         self.machine.call(request_id).is_pinned = True
 
+    def pause(self, request_id: str, now: float) -> None:
+        """Let a call wait for its client, with the KV blocks that it holds."""
+        self.pin(request_id)
+        self.machine.pause(request_id, now)
+        self._calls[request_id].runs.stop(now)
+
+    def resume(self, request_id: str, now: float) -> None:
+        """Let a call wait for a slot again, if it was paused."""
+        if self.machine.call(request_id).is_paused:
+            self.machine.resume(request_id, now)
+
     def preempt(self, request_id: str, now: float) -> None:
         """Preempt a running call."""
         self.machine.preempt(request_id, now)

@@ -64,9 +64,9 @@ class EngineMemory:
         return self.active.tenant_tokens(context.tenant) / context.weight
 
     def measure(self, tokens_of: Callable[[str], int]) -> None:
-        """Measure the running calls of active programs, which grow with every step."""
+        """Measure the calls of active programs that hold memory: running ones grow with every step."""
         for context in self.active.contexts.values():
-            if context.measure_running(tokens_of):
+            if context.measure_holding(tokens_of):
                 self.resize(context)
 
     def resize(self, context: ProgramContext) -> None:

@@ -43,16 +43,26 @@ class ProgramContext:
         """Its place in the order of activation; lower goes first."""
         return (self.key, self.number)
 
-    def running(self) -> list[str]:
-        """Return the ids of its running calls."""
-        return [call_id for call_id, call in self.calls.items() if call.is_running]
+    @property
+    def is_live(self) -> bool:
+        """Whether a call of it runs or waits for a slot."""
+        return any(not call.is_paused for call in self.calls.values())
 
-    def measure_running(self, tokens_of: Callable[[str], int]) -> bool:
-        """Set the present contexts of its running calls; return whether it has any."""
-        running = self.running()
-        for call_id in running:
+    @property
+    def is_paused(self) -> bool:
+        """Whether its calls only wait for their clients: they hold their memory, active or not."""
+        return bool(self.calls) and not self.is_live
+
+    def holding(self) -> list[str]:
+        """Return the ids of its calls that hold KV memory, whether it is active or not."""
+        return [call_id for call_id, call in self.calls.items() if call.is_running or call.is_pinned]
+
+    def measure_holding(self, tokens_of: Callable[[str], int]) -> bool:
+        """Set the present contexts of its calls that hold KV memory; return whether it has any."""
+        holding = self.holding()
+        for call_id in holding:
             self.contexts.resize(call_id, tokens_of(call_id))
-        return bool(running)
+        return bool(holding)
 
 
 _Ranked = tuple[float, int, ProgramContext]
@@ -110,6 +120,15 @@ class ActiveSet:
         }
         prefixes.pop(None, None)
         return sum(context.own_tokens for context in contexts) + sum(prefixes.values())
+
+    @property
+    def is_live(self) -> bool:
+        """Whether an active program has a call that runs or waits for a slot."""
+        return any(context.is_live for context in self.contexts.values())
+
+    def count_unpaused(self) -> int:
+        """Return how many active programs do not only wait for their clients."""
+        return sum(not context.is_paused for context in self.contexts.values())
 
     def tenant_tokens(self, tenant: str) -> int:
         """Return the KV memory of a tenant's programs without shared prefixes."""
@@ -209,7 +228,7 @@ class InactivePrograms:
 
 
 class LeavingPrograms:
-    """Inactive programs with running calls, whose KV memory is free only once these end."""
+    """Inactive programs with calls that hold KV memory, which is free only once these end."""
 
     def __init__(self) -> None:
         self.tokens = 0
@@ -218,7 +237,7 @@ class LeavingPrograms:
 
     @property
     def least_beside(self) -> int:
-        """The least memory that a waiting program finds taken: its own running calls do not bar it."""
+        """The least memory that a waiting program finds taken: its own calls do not bar it."""
         return self.tokens - max(self._tokens.values(), default=0)
 
     def tokens_beside(self, context: ProgramContext) -> int:
@@ -226,9 +245,9 @@ class LeavingPrograms:
         return self.tokens - self._tokens.get(context, 0)
 
     def add(self, context: ProgramContext) -> None:
-        """Add a program that has become inactive, if it has running calls."""
-        if running := context.running():
-            tokens = context.contexts.tokens_of(running, context.prefix_tokens)
+        """Add a program that has become inactive, if calls of it hold memory."""
+        if holding := context.holding():
+            tokens = context.contexts.tokens_of(holding, context.prefix_tokens)
             self._tokens[context] = tokens
             self.tokens += tokens
 
@@ -237,10 +256,10 @@ class LeavingPrograms:
         self.tokens -= self._tokens.pop(context, 0)
 
     def measure(self, tokens_of: Callable[[str], int]) -> None:
-        """Measure the running calls again, and drop the programs that have none."""
+        """Measure what calls hold again, and drop the programs that hold nothing."""
         programs, self._tokens, self.tokens = self._tokens, {}, 0
         for context in programs:
-            if not context.is_active and context.measure_running(tokens_of):
+            if not context.is_active and context.measure_holding(tokens_of):
                 self.add(context)
 
     def check(self) -> None:

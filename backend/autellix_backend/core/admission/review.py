@@ -62,7 +62,7 @@ class MemoryReview:
     def run(self, now: float) -> None:
         """Deactivate what has outgrown the memory, and activate what fits."""
         memory = self._memory
-        self._deactivate(now, lambda: not memory.is_over or len(memory.active.contexts) == 1)
+        self._deactivate(now, lambda: not memory.is_over or memory.active.count_unpaused() <= 1)
         if memory.inactive:
             self._drop_idle(now)
             self._put_starving_first(now)
@@ -75,14 +75,16 @@ class MemoryReview:
     ) -> list[ProgramContext]:
         """Deactivate the largest key of the tenant with the most context by weight, until it is enough.
 
-        A tenant with no more context than `least_share` times its weight gives none. Returns those that gave.
+        A tenant with no more context than `least_share` times its weight gives none, and neither does a
+        paused program, which would hold its memory all the same. Returns those that gave.
         """
         gave: list[ProgramContext] = []
         if is_enough():
             return gave
         by_tenant: dict[str, list[ProgramContext]] = {}
         for context in sorted(self._memory.active.contexts.values(), key=attrgetter("rank")):
-            by_tenant.setdefault(context.tenant, []).append(context)
+            if not context.is_paused:
+                by_tenant.setdefault(context.tenant, []).append(context)
         candidates = [self._to_deactivate(queue[-1]) for queue in by_tenant.values()]
         heapify(candidates)
         while candidates and -candidates[0][0] > least_share and not is_enough():
@@ -182,16 +184,20 @@ class MemoryReview:
 
     def _has_enough(self, context: ProgramContext) -> bool:
         """Whether others have given enough; the blocks of their running calls follow when these end."""
-        return not self._memory.active.contexts or self._memory.has_room(context)
+        return not self._memory.active.count_unpaused() or self._memory.has_room(context)
 
     def _break_standstill(self) -> None:
-        """Where only idle programs are active, activate the first that waits in place of the longest idle."""
+        """Where no active program has a call that goes on, activate the first that waits.
+
+        It takes the place of the longest idle ones. Paused ones keep their memory: whether there is enough
+        beside them, only the engine knows, block by block.
+        """
         memory = self._memory
-        if any(context.calls for context in memory.active.contexts.values()):
-            return
-        first = min(memory.inactive.heads(), key=attrgetter("rank"))
-        for context in sorted(memory.active.contexts.values(), key=attrgetter("since_s")):
-            if memory.has_room(first):
-                break
-            memory.drop(context)
-        memory.activate(first)
+        while memory.inactive and not memory.active.is_live:
+            first = min(memory.inactive.heads(), key=attrgetter("rank"))
+            idle = [context for context in memory.active.contexts.values() if not context.calls]
+            for context in sorted(idle, key=attrgetter("since_s")):
+                if memory.has_room(first):
+                    break
+                memory.drop(context)
+            memory.activate(first)
