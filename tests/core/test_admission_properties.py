@@ -137,10 +137,10 @@ class Driver:
         if call.is_paused and event in ("start", "pause"):
             self.machine.resume(call.call_id, self.now)
         elif event == "pause" and call.is_running:
-            call.is_pinned = True
+            self.machine.pin(call.call_id)
             self.machine.pause(call.call_id, self.now)
         elif event == "start" and call.is_admitted and not call.is_running:
-            call.is_pinned = False
+            self.machine.unpin(call.call_id)
             self.machine.start(call.call_id, self.now)
         elif event == "preempt" and call.is_running:
             self.machine.preempt(call.call_id, self.now)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 
 import pytest
+from tests.counting import calls_made
 
 from autellix_backend.core.arrival import Arrival, Context
 from autellix_backend.core.call import ChangeReason, LevelChange
@@ -352,3 +353,86 @@ def test_a_program_that_has_left_meanwhile_needs_no_key() -> None:
 
     assert {change.call_id for change in machine.tick(100.0)} <= {"long"}
     assert not machine.keys.are_stale
+
+
+def events_of_one_program(policy: str, admission: str, waiting: int) -> int:
+    """Return the work of an arrival, a step and an end in a program with this many calls."""
+    config = SchedulerConfig(policy=policy, admission=admission, boost=1.0, bounds=(1, 4), beta=2.0)
+    machine = Machine(config, kv_tokens=1e9)
+    machine.table.statistics.sizes_of("").known = 2.0
+    machine.arrive(Arrival("other", "q", age_s=50.0), 0.0)
+    for index in range(waiting):
+        machine.arrive(Arrival(f"c{index}", "p", service_s=2.0, context=Context(100, 20)), 0.0)
+    for index in range(8):
+        machine.start(f"c{index}", 0.0)
+    for tick in range(20):
+        machine.tick(0.1 * tick)
+
+    def events() -> None:
+        machine.arrive(Arrival("late", "p", work=1e6, context=Context(100, 20)), 3.0)
+        machine.review(3.0, 1, lambda _: 101)
+        machine.tick(3.0)
+        assert len(machine.batch(8)) == 8
+        machine.charge("c0", 0.5, 3.0)
+        machine.preempt("c1", 3.0)
+        machine.finish("c0", 3.0, work=1e6, context_tokens=120)
+        machine.tick(3.0)
+        machine.abort("late", 3.0)
+        machine.tick(3.0)
+
+    work = calls_made(events)
+    machine.check()
+    return work
+
+
+@pytest.mark.parametrize("admission", ["none", "working_set"])
+@pytest.mark.parametrize("policy", ["boost", "plas", "atlas"])
+def test_an_event_costs_the_same_however_many_calls_its_program_has(policy: str, admission: str) -> None:
+    """Those of its own queue, its deadlines and its contexts: no event walks over its program's calls."""
+    few, many = (events_of_one_program(policy, admission, waiting) for waiting in (50, 2000))
+
+    assert many < 1.1 * few
+
+
+def test_a_program_with_many_calls_moves_once() -> None:
+    machine = boosted()
+    machine.arrive(Arrival("r", "r"), 100.5)
+    for index in range(50):
+        machine.arrive(Arrival(f"q{index}", "q"), 100.0)
+    machine.tick(101.0)
+    while machine.keys.are_stale:
+        machine.tick(101.0)
+    assert [call.call_id for call in machine][-1] == "r"
+
+    machine.arrive(Arrival("q50", "q", work=1e6), 101.0)
+
+    assert [change.call_id for change in machine.tick(101.0)] == ["q0"]
+    assert [call.call_id for call in machine][1:] == ["r", *(f"q{index}" for index in range(51))]
+
+
+def test_a_withdrawn_call_leaves_the_move_of_its_program_to_the_next() -> None:
+    machine = boosted()
+    for call_id in ("q0", "q1"):
+        machine.arrive(Arrival(call_id, "q"), 100.0)
+    machine.tick(100.0)
+    machine.arrive(Arrival("q2", "q", work=1e6), 100.0)
+
+    machine._withdraw(machine.call("q0"), 100.0)
+    machine.call("q0").is_admitted = False
+
+    assert [change.call_id for change in machine.tick(100.0)] == ["q1"]
+    machine.check()
+
+
+def test_calls_that_run_or_are_pinned_hold_memory(machine: Machine) -> None:
+    for call_id in "abc":
+        machine.arrive(Arrival(call_id, "p"), 0.0)
+    machine.start("a", 0.0)
+    machine.pin("b")
+    machine.unpin("c")
+    assert [call.call_id for call in machine.holding_of("p")] == ["a", "b"]
+
+    machine.preempt("a", 1.0)
+    machine.unpin("b")
+
+    assert list(machine.holding_of("p")) == list(machine.holding_of("unknown")) == []

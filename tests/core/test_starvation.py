@@ -58,3 +58,31 @@ def test_the_watch_stays_small_over_many_changes() -> None:
         watch.check()
 
     assert len(watch._heap) <= 64
+
+
+def test_the_watch_of_a_program_stays_small_over_many_changes_of_a_call() -> None:
+    """Void entries behind the first valid one are dropped too."""
+    watch = StarvationWatch(beta=2.0)
+    first, later = waiting_call("a"), waiting_call("b")
+    program = Program(program_id="p", created_s=0.0, service_s=3.0)
+    watch.watch(first, program, 0.0)
+    for i in range(1000):
+        later.waiting_since_s = float(i)
+        watch.watch(later, program, 0.0)
+        watch.check()
+
+    assert len(watch._programs["p"].waiting) <= 64
+    assert watch.pop_due(6.0) == [first]
+
+
+def test_the_wait_of_a_program_counts_for_its_running_calls() -> None:
+    """Not the time, in which a running call does not wait."""
+    watch, call = StarvationWatch(beta=2.0), waiting_call()
+    call.start(1.0)
+    program = Program(program_id="p", created_s=0.0, service_s=3.0)
+    watch.watch(call, program, 1.0)
+    assert watch.pop_due(1e9) == []
+    program.wait_s = 5.0
+    watch.review(program, 2.0)
+
+    assert watch.pop_due(2.0) == [call]

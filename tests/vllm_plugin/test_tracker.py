@@ -227,9 +227,9 @@ def test_priorities_follow_ranks_whose_keys_are_negative(
     old = call.rank
     ranks = list(product((1, 2, 9), keys, sequences))
     priorities = []
-    for call.level, call.key, call.seq in ranks:
+    for call.level, call.own_key, call.seq in ranks:
         priorities.append(tracker.priority("r"))
-    call.level, call.key, call.seq = old
+    call.level, call.own_key, call.seq = old
     assert ranks == sorted(ranks)
     assert priorities == sorted(priorities)
     assert priorities[-1] < UNRANKED

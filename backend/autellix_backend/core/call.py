@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import OrderedDict
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from autellix_backend.core.errors import IllegalMoveError
@@ -57,6 +58,25 @@ class CallRecord:
     """The part of its waiting in which its program was inactive."""
 
 
+@dataclass(slots=True, eq=False)
+class CallGroup:
+    """The queued calls of one program, in order of arrival, where they all have the program's key."""
+
+    key: float
+    # A plain dict keeps holes where calls left, and the search for the first would visit them all.
+    calls: OrderedDict[str, Call] = field(default_factory=OrderedDict)
+
+    @property
+    def first(self) -> Call:
+        """The first call."""
+        return next(iter(self.calls.values()))
+
+    @property
+    def rank(self) -> tuple[float, int]:
+        """The program's place (key, seq), that of its first call; lower runs first."""
+        return (self.key, self.first.seq)
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class Call:
     """One active call.
@@ -84,8 +104,10 @@ class Call:
     is_running: bool = False
     """Whether it holds a slot."""
     level: int = 1
-    key: float = 0.0
-    """Its order within the level, before `seq`; zero where a level is first come, first served."""
+    own_key: float = 0.0
+    """Its key where it is in no group."""
+    group: CallGroup | None = None
+    """The calls that share its key, in a queue by program."""
     seq: int = 0
     size_s: float = 0.0
     """The service still expected, which counts against starvation; zero where the policy orders by levels."""
@@ -112,9 +134,19 @@ class Call:
     promotions: int = 0
 
     @property
+    def key(self) -> float:
+        """Its order within the level, before `seq`; zero where a level is first come, first served."""
+        return self.own_key if self.group is None else self.group.key
+
+    @property
     def rank(self) -> tuple[int, float, int]:
         """The call's place (level, key, seq) in the total order of its tenant; lower runs first."""
         return (self.level, self.key, self.seq)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the call waits for a slot."""
+        return not (self.is_running or self.is_paused)
 
     @property
     def has_prefill_debt(self) -> bool:
@@ -128,8 +160,7 @@ class Call:
 
     def wait_at(self, now: float) -> float:
         """Return all the waiting up to now."""
-        is_waiting = not (self.is_running or self.is_paused)
-        return self.wait_s + (now - self.waiting_since_s) if is_waiting else self.wait_s
+        return self.wait_s + (now - self.waiting_since_s) if self.is_waiting else self.wait_s
 
     def unpaid_wait_at(self, now: float) -> float:
         """Return the waiting since the last promotion: W_c."""

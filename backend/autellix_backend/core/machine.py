@@ -8,7 +8,7 @@ seconds, never decreases, and only differences matter.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from itertools import chain, count
 from operator import attrgetter
@@ -30,6 +30,7 @@ from autellix_backend.core.table import ProcessTable, Program
 from autellix_backend.core.tenant_shares import TenantShares
 
 _rank = attrgetter("level", "key", "seq")
+_NOTHING: Mapping[str, Call] = {}
 
 
 class Machine:
@@ -70,6 +71,7 @@ class Machine:
             statistics=self.table.statistics,
             token_cost=self.token_cost,
             key_of=self.keys.of,
+            holding_of=self.holding_of,
         )
         self.admission = make_admission(inputs) if admission is None else admission
         self.shares = TenantShares(
@@ -81,6 +83,8 @@ class Machine:
         self.quanta = QuantumWatch()
         self.starvation = StarvationWatch(self.beta)
         self._calls: dict[str, Call] = {}
+        self._holding: dict[str, dict[str, Call]] = {}
+        """The calls that hold KV memory, by program."""
 
     def __len__(self) -> int:
         return len(self._calls)
@@ -108,6 +112,10 @@ class Machine:
             return self._calls[call_id]
         except KeyError:
             raise UnknownCallError(call_id) from None
+
+    def holding_of(self, program_id: str) -> Collection[Call]:
+        """Return the calls of a program that run or are pinned; it may be unknown."""
+        return self._holding.get(program_id, _NOTHING).values()
 
     def arrive(self, arrival: Arrival, now: float) -> Call:
         """Queue a new call by its program's service (Alg. 1, lines 9-14).
@@ -141,7 +149,8 @@ class Machine:
             self.shares.enter(call.tenant, call.weight).insert(call, program)  # Alg. 1, lines 12-13
         else:
             call.withdraw(now)
-        self._review(program, now, arrived=call)
+        self._review(call, program, now)
+        self.starvation.watch(call, program, now)
         return call
 
     def start(self, call_id: str, now: float) -> None:
@@ -153,6 +162,7 @@ class Machine:
         """
         call = self.call(call_id)
         call.start(now)
+        self._hold(call)
         self.shares.run(call.tenant)
         self.shares.queue(call.tenant).on_started(call)
         if call.level == 1:
@@ -167,6 +177,8 @@ class Machine:
         """
         call = self.call(call_id)
         call.preempt(now)
+        if not call.is_pinned:
+            self._release(call)
         self.shares.wait(call.tenant)
         if not (call.is_pinned or self.admission.is_active(call.program_id)):
             call.is_admitted = False
@@ -183,8 +195,9 @@ class Machine:
         if call.is_running:
             self.shares.wait(call.tenant)
         call.pause(now)
-        self.starvation.forget(call)
-        self.table.pause(call.program_id, now)
+        if not call.is_pinned:
+            self._release(call)
+        self.starvation.watch(call, self.table.pause(call.program_id, now), now)
 
     def resume(self, call_id: str, now: float) -> None:
         """Let a paused call wait for a slot again.
@@ -196,6 +209,27 @@ class Machine:
         call.resume(now)
         self.starvation.watch(call, self.table.resume(call.program_id, now), now)
 
+    def pin(self, call_id: str) -> None:
+        """Note that a call holds KV memory while it waits, also while its program is inactive.
+
+        Raises:
+            UnknownCallError: no active call has this id.
+        """
+        call = self.call(call_id)
+        call.is_pinned = True
+        self._hold(call)
+
+    def unpin(self, call_id: str) -> None:
+        """Note that a call holds KV memory only while it runs; it need not be pinned.
+
+        Raises:
+            UnknownCallError: no active call has this id.
+        """
+        call = self.call(call_id)
+        call.is_pinned = False
+        if not call.is_running:
+            self._release(call)
+
     def readmit(self, call_id: str, now: float) -> None:
         """Let a preempted call go on to its end, although its program may have become inactive.
 
@@ -203,7 +237,7 @@ class Machine:
             UnknownCallError: no active call has this id.
         """
         call = self.call(call_id)
-        call.is_pinned = True
+        self.pin(call_id)
         if not call.is_admitted:
             call.is_admitted = True
             self._enter(call, now)
@@ -338,6 +372,9 @@ class Machine:
         assert {call.call_id for call in self} == admitted
         assert all(call.is_admitted for call in self._calls.values() if call.is_running)
         self.admission.check()
+        holding = {call_id for calls in self._holding.values() for call_id in calls}
+        assert holding == {name for name, call in self._calls.items() if call.is_running or call.is_pinned}
+        assert all(self._holding.values())
         for call_id, call in self._calls.items():
             assert call_id in self.table[call.program_id].active_calls, call
             assert call.wait_mark_s >= 0, call
@@ -364,23 +401,37 @@ class Machine:
         if call.is_admitted:
             self.shares.leave(call)  # Alg. 1, line 18
         del self._calls[call_id]
+        self._release(call)
         self.quanta.forget(call)
         self.starvation.forget(call)
-        self._review(program, now)
+        self._review(call, program, now)
         self.admission.leave(call, program, context_tokens, now)
         return record
+
+    def _hold(self, call: Call) -> None:
+        self._holding.setdefault(call.program_id, {})[call.call_id] = call
+
+    def _release(self, call: Call) -> None:
+        """Forget that a call holds KV memory; it may hold none."""
+        holding = self._holding.get(call.program_id)
+        if holding is not None:
+            holding.pop(call.call_id, None)
+            if not holding:
+                del self._holding[call.program_id]
 
     def _enter(self, call: Call, now: float) -> None:
         """Queue a waiting call that is admitted again."""
         program = self.table[call.program_id]
         call.enter(now)
         self.shares.enter(call.tenant, call.weight).insert(call, program)
-        self._review(program, now, arrived=call)
+        self._review(call, program, now)
+        self.starvation.watch(call, program, now)
 
     def _withdraw(self, call: Call, now: float) -> None:
         """Take a waiting call out of its queue, until its program is active again."""
         self.shares.leave(call)
-        self.quanta.forget(call)
+        if self.quanta.forget(call):
+            self._mark_moved(call)
         self.starvation.forget(call)
         call.withdraw(now)
 
@@ -389,15 +440,14 @@ class Machine:
         return chain((call.program_id for call in self._calls.values()), self.admission.keyed_programs())
 
     def _rekey(self, program_id: str) -> int:
-        """Give a program its present key, and have the tick move its calls; return how many it has."""
+        """Give a program its present key, and have the tick move it; return how many calls it has."""
         self.admission.rekey(program_id)
         program = self.table.get(program_id)
         if program is None:
             return 0
-        key = self.keys.of(program)
-        for call in (self._calls.get(call_id) for call_id in program.active_calls):
-            if call is not None and call.is_admitted and call.key != key:
-                self.quanta.add(call)
+        first = self.shares.first_of(program.tenant, program_id)
+        if first is not None and first.key != self.keys.of(program):
+            self.quanta.add(first)
         return len(program.active_calls)
 
     def _inherited(self, program: Program, arrival: Arrival) -> float:
@@ -414,16 +464,23 @@ class Machine:
         self.starvation.forget(call)
         return LevelChange(call_id=call.call_id, old=old, new=1, reason=ChangeReason.PROMOTION)
 
-    def _review(self, program: Program, now: float, *, arrived: Call | None = None) -> None:
-        """Update the deadlines and the sizes of the active calls of a program that changed."""
-        for call_id in program.active_calls:
-            call = self._calls.get(call_id)
-            if call is None:
-                continue  # It runs on another machine over the same table.
-            self.starvation.watch(call, program, now)
-            is_sized = self.policy.boosts or (self.policy.sizes_programs and call.level > 1)
-            if is_sized and call is not arrived and call.is_admitted:
-                self.quanta.add(call)
+    def _review(self, call: Call, program: Program, now: float) -> None:
+        """Update the deadlines, and the key or the sizes, after a call's event has changed its program."""
+        self.starvation.review(program, now)
+        if self.policy.boosts:
+            self._mark_moved(call)
+        elif self.policy.sizes_programs:
+            for sibling in map(self._calls.get, program.active_calls):
+                # Some may run on another machine over the same table.
+                is_sized = sibling is not None and sibling.is_admitted and sibling.level > 1
+                if sibling is not None and is_sized and sibling is not call:
+                    self.quanta.add(sibling)
+
+    def _mark_moved(self, call: Call) -> None:
+        """Have the next tick move the call's program, if other calls of it are queued with the call."""
+        first = self.shares.first_of(call.tenant, call.program_id)
+        if first is not None and first is not call:
+            self.quanta.add(first)
 
 
 def _update(program: Program, arrival: Arrival, now: float) -> None:

@@ -30,10 +30,10 @@ class QuantumWatch:
         """Leave a popped call to the next tick."""
         self._due[call.call_id] = self._deferred[call.call_id] = call
 
-    def forget(self, call: Call) -> None:
-        """Drop a call that leaves; it may be absent."""
-        self._due.pop(call.call_id, None)
+    def forget(self, call: Call) -> bool:
+        """Drop a call that leaves; return whether the next tick would have moved it."""
         self._deferred.pop(call.call_id, None)
+        return self._due.pop(call.call_id, None) is not None
 
     def pop(self) -> dict[str, Call]:
         """Return the calls to move, and clear them."""

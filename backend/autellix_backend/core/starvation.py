@@ -4,12 +4,16 @@ Testing every call at every tick would cost as much as there are waiting calls. 
 
     (W_p + W_c) / (T_p + T_c)
 
-rises in two ways only: with time while the call waits, and when its program's entry changes. So each call
-has a deadline, the time at which it would reach beta if nothing but time went on, and a heap yields the
-calls whose deadline has passed. Two rules keep it exact:
+rises in two ways only: with time while the call waits, and when its program's entry changes. It reaches beta
+when the program's surplus W_p - beta * T_p reaches the call's own lack beta * T_c - W_c. The surplus is
+common to all calls of a program. The lack changes with the call's own events alone, but for the wait of a
+waiting call, which grows with time at the same rate for all. So each program keeps its calls by their lack,
+and has one deadline, the time at which its first call would starve if nothing but time went on: a change of
+its entry costs as much with thousands of calls as with one. A heap yields the programs whose deadline has
+passed. Two rules keep it exact:
 
-1. A deadline in the heap is never later than the true one. Every event that makes a ratio rise (a
-   preemption, a change of the table, a move to a lower level) calls `watch` again. What makes it fall is
+1. A deadline in the heap is never later than the true one. Every event that makes a ratio rise calls `watch`
+   (a preemption, a move to a lower level) or `review` (a change of the table) again. What makes it fall is
    ignored until the deadline is popped.
 2. The ratio test itself decides when a deadline is popped; the deadline alone promotes no call.
 
@@ -20,8 +24,11 @@ forever.
 
 from __future__ import annotations
 
-import heapq
 import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+from itertools import count
 
 from autellix_backend.core.call import Call
 from autellix_backend.core.table import Program
@@ -45,15 +52,47 @@ def totals(call: Call, program: Program, now: float) -> tuple[float, float]:
     return service_s, wait_s
 
 
+_Lack = tuple[float, int, Call]
+
+
+@dataclass(slots=True, eq=False)
+class _Watched:
+    """The watched calls of one program, by their lack (s)."""
+
+    program: Program
+    waiting: list[_Lack] = field(default_factory=list)
+    """Those that waited when last watched, by their lack at time zero."""
+    others: list[_Lack] = field(default_factory=list)
+    """Those that ran or were paused."""
+    entries: dict[str, _Lack] = field(default_factory=dict)
+    """The valid entry of each call; an entry in a heap that is not it is void."""
+    noted: tuple[float, int] | None = None
+    """Its valid deadline in the heap of all programs."""
+
+    def first(self, heap: list[_Lack]) -> float:
+        """Return the least lack in a heap, without its void entries."""
+        while heap and self.entries.get(heap[0][-1].call_id) is not heap[0]:
+            heappop(heap)
+        return heap[0][0] if heap else math.inf
+
+    def push(self, call: Call, lack: _Lack) -> None:
+        """Set the lack of a call."""
+        self.entries[call.call_id] = lack
+        heappush(self.waiting if call.is_waiting else self.others, lack)
+        if len(self.waiting) + len(self.others) > max(_MIN_HEAP, 2 * len(self.entries)):
+            for heap in (self.waiting, self.others):
+                heap[:] = [each for each in heap if self.entries.get(each[-1].call_id) is each]
+                heapify(heap)
+
+
 class StarvationWatch:
-    """The calls outside the first level, by the time at which each may be starving."""
+    """The calls outside the first level, by the time at which the first of each program may be starving."""
 
     def __init__(self, beta: float) -> None:
         self._beta = beta
-        self._heap: list[tuple[float, int, Call]] = []
-        # The valid entry of each watched call; an entry in the heap that is not it is void.
-        self._entries: dict[str, tuple[float, int]] = {}
-        self._next_number = 0
+        self._programs: dict[str, _Watched] = {}
+        self._heap: list[tuple[float, int, _Watched]] = []
+        self._numbers = count()
 
     @property
     def next_deadline_s(self) -> float:
@@ -66,52 +105,88 @@ class StarvationWatch:
         return is_starving(wait_s, service_s, self._beta)
 
     def watch(self, call: Call, program: Program, now: float) -> None:
-        """Note the time at which the call may starve, if that is earlier than the time noted."""
+        """Watch a call whose own waiting, service or level has changed."""
         if call.level == 1 or self._beta == math.inf:
             return
-        deadline_s = self._deadline(call, program, now)
-        noted = self._entries.get(call.call_id)
-        if deadline_s < (math.inf if noted is None else noted[0]):
-            self._push(call, deadline_s)
+        watched = self._programs.get(call.program_id)
+        if watched is None:
+            watched = self._programs[call.program_id] = _Watched(program)
+        watched.program = program
+        watched.push(call, (self._lack(call), next(self._numbers), call))
+        self._note(watched, now)
+
+    def review(self, program: Program, now: float) -> None:
+        """Note the time at which a call may starve of a program whose entry has changed."""
+        watched = self._programs.get(program.program_id)
+        if watched is not None:
+            watched.program = program
+            self._note(watched, now)
 
     def forget(self, call: Call) -> None:
         """Stop watching a call that left or is in the first level; it need not be watched."""
-        self._entries.pop(call.call_id, None)
+        watched = self._programs.get(call.program_id)
+        if watched is not None:
+            watched.entries.pop(call.call_id, None)
+            if not watched.entries:
+                watched.noted = None
+                del self._programs[call.program_id]
 
     def pop_due(self, now: float) -> list[Call]:
         """Return the calls whose deadline has passed, and stop watching them."""
         due: list[Call] = []
         while self._heap and self._heap[0][0] <= now:
-            deadline_s, number, call = heapq.heappop(self._heap)
-            if self._entries.get(call.call_id) == (deadline_s, number):
-                del self._entries[call.call_id]
-                due.append(call)
+            *noted, watched = heappop(self._heap)
+            if watched.noted == tuple(noted):
+                watched.noted = None
+                due += self._take_due(watched, now)
+                self._note(watched, now)
         return due
 
     def check(self) -> None:
         """Assert the invariants of the watch."""
-        held = {(deadline_s, number): call for deadline_s, number, call in self._heap}
-        for call_id, entry in self._entries.items():
-            assert held[entry].call_id == call_id, call_id
-            assert held[entry].level > 1, call_id
+        noted = {(deadline_s, number): watched for deadline_s, number, watched in self._heap}
+        for program_id, watched in self._programs.items():
+            assert watched.entries, program_id
+            assert watched.noted is None or noted[watched.noted] is watched, program_id
+            held = [*watched.waiting, *watched.others]
+            for call_id, lack in watched.entries.items():
+                assert lack in held, call_id
+                assert (lack[-1].call_id, lack[-1].program_id) == (call_id, program_id)
+                assert lack[-1].level > 1, call_id
 
-    def _deadline(self, call: Call, program: Program, now: float) -> float:
-        service_s, wait_s = totals(call, program, now)
-        missing_s = self._beta * service_s - wait_s
-        slack_s = _SLACK_ULPS * math.ulp(
-            max(abs(now), abs(call.waiting_since_s), self._beta * service_s, wait_s)
-        )
-        if missing_s <= slack_s:
-            return now
-        return math.inf if call.is_running or call.is_paused else now + missing_s - slack_s
+    def _lack(self, call: Call) -> float:
+        """Return beta * T_c - W_c; of a waiting call, that at time zero."""
+        service_s = self._beta * (call.unpaid_service_s + call.size_s)
+        since_s = call.waiting_since_s if call.is_waiting else 0.0
+        largest_s = max(service_s, abs(since_s), call.wait_s, call.wait_mark_s)
+        return service_s - (call.wait_s - call.wait_mark_s) + since_s - _slack_s(largest_s)
 
-    def _push(self, call: Call, deadline_s: float) -> None:
-        self._entries[call.call_id] = (deadline_s, self._next_number)
-        heapq.heappush(self._heap, (deadline_s, self._next_number, call))
-        self._next_number += 1
-        if len(self._heap) > max(_MIN_HEAP, 2 * len(self._entries)):
-            self._drop_void()
+    def _surplus_s(self, program: Program, now: float) -> float:
+        """Return W_p - beta * T_p."""
+        service_s = self._beta * program.service_s
+        return program.wait_s - service_s + _slack_s(max(abs(now), service_s, program.wait_s))
 
-    def _drop_void(self) -> None:
-        self._heap = [entry for entry in self._heap if self._entries.get(entry[2].call_id) == entry[:2]]
-        heapq.heapify(self._heap)
+    def _take_due(self, watched: _Watched, now: float) -> Iterator[Call]:
+        surplus_s = self._surplus_s(watched.program, now)
+        for heap, since_s in ((watched.waiting, now), (watched.others, 0.0)):
+            while watched.first(heap) - surplus_s <= since_s:
+                call = heappop(heap)[-1]
+                self.forget(call)
+                yield call
+
+    def _note(self, watched: _Watched, now: float) -> None:
+        """Note the time at which the first call may starve, if that is earlier than the time noted."""
+        surplus_s = self._surplus_s(watched.program, now)
+        deadline_s = max(now, watched.first(watched.waiting) - surplus_s)
+        if watched.first(watched.others) - surplus_s <= 0.0:
+            deadline_s = now
+        if deadline_s < (math.inf if watched.noted is None else watched.noted[0]):
+            watched.noted = (deadline_s, next(self._numbers))
+            heappush(self._heap, (*watched.noted, watched))
+            if len(self._heap) > max(_MIN_HEAP, 2 * len(self._programs)):
+                self._heap = [entry for entry in self._heap if entry[-1].noted == entry[:2]]
+                heapify(self._heap)
+
+
+def _slack_s(largest_s: float) -> float:
+    return _SLACK_ULPS * math.ulp(largest_s)

@@ -68,6 +68,11 @@ class TenantShares:
         """Return the queue of a tenant that has active calls."""
         return self._shares[tenant].queue
 
+    def first_of(self, tenant: str, program_id: str) -> Call | None:
+        """Return the first call of a tenant's program, with which all of them move; None if none does."""
+        share = self._shares.get(tenant)
+        return None if share is None else share.queue.first_of(program_id)
+
     def enter(self, tenant: str, weight: float) -> Queue:
         """Count a new waiting call of a tenant, set its weight, and return its queue."""
         share = self._shares.get(tenant)

@@ -44,7 +44,9 @@ class StepDecisions:
         if not is_paused:
             self._review(now)
         for change in self._machine.tick(now):
-            self._reposition(change.call_id)
+            group = self._machine.call(change.call_id).group
+            for call_id in (change.call_id,) if group is None else group.calls:
+                self._reposition(call_id)
         if is_paused:
             return []
         refused = self._blocks.take_refused()

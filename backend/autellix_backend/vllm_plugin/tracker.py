@@ -154,7 +154,7 @@ class CallTracker:
     def start(self, request_id: str, now: float, cached_tokens: int) -> None:
         """Give a waiting call a slot; its cached tokens are those of its first start."""
         self.machine.start(request_id, now)
-        self.machine.call(request_id).is_pinned = False
+        self.machine.unpin(request_id)
         call = self._calls[request_id]
         call.runs.start(now)
         if call.cached_tokens is None:
@@ -162,7 +162,7 @@ class CallTracker:
 
     def pin(self, request_id: str) -> None:
         """Note that a waiting call holds KV blocks, which it would keep if it were not admitted."""
-        self.machine.call(request_id).is_pinned = True
+        self.machine.pin(request_id)
 
     def pause(self, request_id: str, now: float) -> None:
         """Let a call wait for its client, with the KV blocks that it holds."""

@@ -43,7 +43,7 @@ class HostLoads:
 
     def on_start(self, call: EngineCall) -> None:
         """Note that a call has got a slot."""
-        self._machine.call(call.call_id).is_pinned = False
+        self._machine.unpin(call.call_id)
         self._unlooked.pop(call.call_id, None)
 
     def begin(self, call: EngineCall, now: float) -> None:
@@ -52,7 +52,7 @@ class HostLoads:
         self.calls[call.call_id] = call
         self._unlooked.pop(call.call_id, None)
         # It has blocks, and admission cannot withdraw it.
-        self._machine.call(call.call_id).is_pinned = True
+        self._machine.pin(call.call_id)
 
     def begin_ahead(self, now: float, reserve: int) -> None:
         """Begin the loads of admitted calls that wait for a slot, in their order, beside reserved blocks."""

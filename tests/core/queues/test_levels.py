@@ -35,6 +35,13 @@ def test_a_quantum_is_the_width_of_its_level(service_s: float, quantum_s: float,
     assert (a.quantum_s, a.is_quantum_binding) == (quantum_s, binds)
 
 
+def test_each_call_moves_alone() -> None:
+    queue = LevelQueue((1,))
+    insert(queue, call("a"), call("b"))
+
+    assert queue.first_of("p") is None
+
+
 def test_a_demoted_call_goes_to_the_end_of_the_next_level() -> None:
     queue, a, b = LevelQueue((1,)), call("a"), call("b", 1.0)
     insert(queue, a, b)

@@ -53,6 +53,34 @@ def test_calls_of_one_program_run_in_order_of_their_arrival() -> None:
     assert names(queue) == "a a2 b b2"
 
 
+def test_programs_of_one_key_run_in_order_of_the_arrival_of_each_call() -> None:
+    queue, calls, programs = filled(a=1.0, b=1.0, c=2.0)
+    for name in ("a2", "c2", "b2", "a3"):
+        calls[name] = make(name)
+        queue.insert(calls[name], programs[name[0]])
+    assert names(queue) == "a b a2 b2 a3 c c2"
+
+    queue.remove(calls["a"])
+
+    assert names(queue) == "b a2 b2 a3 c c2"
+
+
+def test_all_calls_of_a_program_move_with_one_of_them() -> None:
+    queue, calls, programs = filled(a=1.0, b=2.0)
+    for name in ("a2", "a3"):
+        calls[name] = make(name)
+        queue.insert(calls[name], programs["a"])
+    queue.remove(calls["a"])
+    assert queue.first_of("a") is calls["a2"]
+    programs["a"].created_s = 3.0
+
+    queue.on_quantum_used(calls["a3"], programs["a"])
+
+    assert names(queue) == "b a2 a3"
+    assert {calls[name].key for name in ("a2", "a3")} == {3.0}
+    assert queue.first_of("unknown") is None
+
+
 def test_a_call_takes_the_present_key_of_its_program() -> None:
     queue, calls, programs = filled(a=1.0, b=2.0)
     programs["a"].created_s = 3.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from autellix_backend.core.admission.costs import HostLoads
@@ -28,6 +28,8 @@ class AdmissionInputs:
     token_cost: TokenCost
     key_of: Callable[[Program], float]
     """Returns the key of a program by the policy; the smallest goes first."""
+    holding_of: Callable[[str], Collection[Call]]
+    """Returns the calls of a program that hold KV memory: those that run or are pinned."""
 
 
 class Admission:

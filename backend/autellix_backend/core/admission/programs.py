@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from operator import attrgetter, itemgetter
 
@@ -21,6 +21,8 @@ class ProgramContext:
     weight: float
     number: int
     """The order of its first call, which decides between equal keys."""
+    holding_of: Callable[[str], Collection[Call]]
+    """Returns the calls of a program that hold KV memory, whether it is active or not."""
     key: float = 0.0
     calls: dict[str, Call] = field(default_factory=dict)
     """Its active calls."""
@@ -54,8 +56,8 @@ class ProgramContext:
         return bool(self.calls) and not self.is_live
 
     def holding(self) -> list[str]:
-        """Return the ids of its calls that hold KV memory, whether it is active or not."""
-        return [call_id for call_id, call in self.calls.items() if call.is_running or call.is_pinned]
+        """Return the ids of its calls that hold KV memory."""
+        return [call.call_id for call in self.holding_of(self.program.program_id)]
 
     def measure_holding(self, tokens_of: Callable[[str], int]) -> bool:
         """Set the present contexts of its calls that hold KV memory; return whether it has any."""

@@ -48,6 +48,7 @@ class WorkingSetAdmission(Admission):
         self.idle = IdleLimits(self.memory.capacity_tokens, config.idle_s, self._costs)
         self._review = MemoryReview(self.memory, self.idle, self._costs, inputs.statistics)
         self._key_of = inputs.key_of
+        self._holding_of = inputs.holding_of
         self._numbers = count()
         self._is_dirty = False
         """Whether a program has changed since the last review."""
@@ -162,7 +163,11 @@ class WorkingSetAdmission(Admission):
     def _meet(self, call: Call, program: Program, now: float) -> ProgramContext:
         """Add a program that waits."""
         context = ProgramContext(
-            program=program, tenant=call.tenant, weight=call.weight, number=next(self._numbers)
+            program=program,
+            tenant=call.tenant,
+            weight=call.weight,
+            number=next(self._numbers),
+            holding_of=self._holding_of,
         )
         context.key = self._key_of(program)
         self.memory.inactive.add(context, now)

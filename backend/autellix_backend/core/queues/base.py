@@ -50,6 +50,10 @@ class Queue(ABC):
     def on_started(self, call: Call) -> None:  # noqa: B027 - most queues ignore who runs
         """React to a call that got a slot."""
 
+    def first_of(self, program_id: str) -> Call | None:  # noqa: ARG002
+        """Return the first call of a program, with which all of them move; None where each moves alone."""
+        return None
+
     @abstractmethod
     def level_sizes(self) -> tuple[int, ...]:
         """Return the number of calls in each level, running ones included."""

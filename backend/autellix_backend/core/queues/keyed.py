@@ -108,7 +108,7 @@ class KeyedQueue(Queue):
 
     def _place(self, call: Call, program: Program) -> None:
         call.level = KEYED
-        call.key = call.size_s = self._size(call, program)
+        call.own_key = call.size_s = self._size(call, program)
         call.quantum_s = max(self._least_quantum_s, _STEP_SHARE * call.size_s)
         call.is_quantum_binding = self._changes_sizes
         insort(self._keyed, (call.key, call.seq, call))
@@ -116,7 +116,7 @@ class KeyedQueue(Queue):
     def _to_front(self, call: Call, calls: OrderedDict[str, Call], seq: int) -> None:
         self.remove(call)
         call.level = FRONT
-        call.size_s = call.key = 0.0
+        call.size_s = call.own_key = 0.0
         call.quantum_s = math.inf
         call.is_quantum_binding = False
         call.seq = seq

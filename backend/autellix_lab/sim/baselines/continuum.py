@@ -173,7 +173,7 @@ class PinOrder(Queue):
     def insert(self, call: Call, program: Program) -> None:
         """Queue a new call."""
         call.seq = next(self._numbers)
-        call.key = program.created_s
+        call.own_key = program.created_s
         call.level = self._level(call)
         call.quantum_s, call.is_quantum_binding = math.inf, False
         self._calls[call.call_id] = call
