@@ -16,7 +16,7 @@ for the best-placed of the latest MAX_OWNERS programs that used it.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Generic, TypeVar
@@ -134,10 +134,10 @@ class Retention(Generic[K]):
         for key in list(self._chunks):
             self.discard(key)
 
-    def kept(self, program_id: str) -> int:
-        """Return how many chunks are kept for a program; those that it shares count for one of its users."""
+    def kept(self, program_id: str) -> Collection[K]:
+        """Return the chunks kept for a program; those that programs share are kept for one of them."""
         program = self._programs.get(program_id)
-        return 0 if program is None else len(program.chunks)
+        return () if program is None else program.chunks.keys()
 
     def worst_first(self) -> Iterator[K]:
         """Yield all chunks in the order in which they should go; none may be added or discarded meanwhile."""

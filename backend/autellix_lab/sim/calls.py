@@ -9,8 +9,8 @@ from autellix_lab.sim.kv import Segment
 from autellix_lab.workload.prefixes import SystemPrefix
 from autellix_lab.workload.trace import CallTrace
 
-BlockKey = tuple[str | None, int]
-"""The identity of a block: the call or system prefix that computed it first, and its place."""
+Span = tuple[str, int, int]
+"""Adjacent blocks of a context: the call or system prefix that computed them first, the first and the end."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -57,8 +57,8 @@ class EngineCall:
     """Blocks of the load that begins next."""
     ready_s: float = 0.0
     """When its last load is over."""
-    content: list[BlockKey] = field(default_factory=list)
-    """The blocks of its context as far as host memory has asked for them."""
+    spans: list[Span] = field(default_factory=list)
+    """The blocks of others that its context begins with, once host memory has asked for them."""
     epoch: int = 0
     """Grows whenever the call starts or stops decoding, which voids earlier forecasts."""
     since_step: int = 0

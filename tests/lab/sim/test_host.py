@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Sequence
+from itertools import islice, takewhile
 from typing import Any
 
 import pytest
 
 from autellix_backend.core.config import SchedulerConfig
+from autellix_backend.core.retention import Retention
 from autellix_lab.sim.calls import EngineCall
 from autellix_lab.sim.host import HostBlocks
 from autellix_lab.sim.model import EngineModel
 from autellix_lab.sim.results import SimResult
 from autellix_lab.sim.simulation import SimSettings, simulate
+from autellix_lab.workload.prefixes import SystemPrefix
 from autellix_lab.workload.trace import CallTrace, ProgramTrace
 
 BLOCK = 16
@@ -70,6 +75,80 @@ def test_more_than_fits_is_not_stored() -> None:
     """The front of a context is of use without its end."""
     host = HostBlocks(3, BLOCK)
     assert host.find(keep(host, call_of("p", 5)), 0) == 3 * BLOCK
+
+
+class BlockByBlock:
+    """The same memory with each block on its own: contexts of a chain of calls, behind a common prefix."""
+
+    def __init__(self, total: int) -> None:
+        self.retention: Retention[tuple[str, int]] = Retention()
+        self.kept: set[tuple[str, int]] = set()
+        self.total = total
+
+    def find(self, content: Sequence[tuple[str, int]]) -> int:
+        return len(list(takewhile(self.kept.__contains__, content)))
+
+    def store(self, content: Sequence[tuple[str, int]], program: str) -> None:
+        missing = [key for key in content if key not in self.kept]
+        missing = missing[: max(0, self.total - (len(content) - len(missing)))]
+        worst = (key for key in self.retention.worst_first() if key not in set(content))
+        for key in list(islice(worst, max(0, len(self.kept) + len(missing) - self.total))):
+            self.kept.discard(key)
+            self.retention.discard(key)
+        for key in missing:
+            self.retention.add(key)
+        self.kept.update(missing)
+        self.retention.use(content, program)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_runs_of_blocks_are_kept_as_single_blocks_would_be(seed: int) -> None:
+    """Whatever calls extend, repeat a part of or compute again, and whatever programs wait or end."""
+    rng = random.Random(seed)
+    total = rng.randint(20, 120)
+    host, single = HostBlocks(total, BLOCK), BlockByBlock(total)
+    made: dict[str, list[tuple[EngineCall, list[tuple[str, int]]]]] = {name: [] for name in "abcd"}
+    for number in range(150):
+        program = rng.choice(sorted(made))
+        base, content = rng.choice(made[program]) if made[program] and rng.random() < 0.9 else (None, [])
+        prefix_blocks = 4
+        # All of the prefix or nothing: who uses a part of a run is a user of all of it.
+        shared = len(content) if rng.random() < 0.5 or not content else rng.randint(4, len(content))
+        begin = max(shared, prefix_blocks)
+        blocks = begin + rng.randint(0, 12)
+        trace = CallTrace(
+            id=0,
+            parents=(),
+            thread="0",
+            prefill_tokens=blocks * BLOCK + 1,
+            decode_tokens=1,
+            shared_prefix_tokens=shared * BLOCK,
+        )
+        prefix = SystemPrefix("prefix", (prefix_blocks * BLOCK,))
+        call = EngineCall(f"{number}", program, trace, parents=(), prefix=prefix)
+        call.base, call.computed = base, blocks * BLOCK + 1
+        whole = content[:shared] + [("prefix", place) for place in range(shared, prefix_blocks)]
+        whole += [(call.call_id, place) for place in range(begin, blocks)]
+        host.arrive(call)
+        single.retention.begin_call(program)
+        for is_held_back in (True, False) if rng.random() < 0.5 else ():
+            host.hold_back(call, is_held_back=is_held_back)
+            single.retention.hold_back(program, is_held_back=is_held_back)
+        assert host.find(call, 0) == single.find(whole) * BLOCK
+        assert host.find(call, begin * BLOCK) == single.find(whole[begin:]) * BLOCK
+        host.store(call)
+        single.store(whole, program)
+        host.leave(call)
+        single.retention.end_call(program, is_last=False)
+        made[program].append((call, whole))
+        if rng.random() < 0.1:
+            host.end_program(program)
+            single.retention.end_program(program)
+            made[f"{program}{number}"] = []
+            del made[program]
+        host.check()
+        for name in made:
+            assert host.kept_tokens(name) == len(single.retention.kept(name)) * BLOCK
 
 
 def programs(gap_s: float, count: int = 24, calls: int = 4) -> list[tuple[float, ProgramTrace]]:

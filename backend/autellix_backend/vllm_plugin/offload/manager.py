@@ -72,7 +72,7 @@ class ProgramOffloadingManager(CPUOffloadingManager):
 
     def kept_chunks(self, program_id: str) -> int:
         """Return how many chunks are kept for a program."""
-        return self._retention.kept(program_id)
+        return len(self._retention.kept(program_id))
 
     def give_up_load(self, request_id: str) -> None:
         """Load nothing more for a request whose load failed: it computes what it lacks."""
