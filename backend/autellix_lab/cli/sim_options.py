@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from autellix_backend.cli.arguments import count
+from autellix_backend.cli.arguments import above_zero, count
 from autellix_backend.cli.options import add_preset_option, add_setting_options, settings_from_args
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.names import POLICY_NAMES
@@ -78,6 +78,8 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     add("--token-budget", "tokens in a step (default: the engine's)", count, metavar="N")
     add("--kv-blocks", "KV blocks (default: the engine's)", count, metavar="N")
     add("--resume", "how preempted calls resume (default: the engine's)", choices=RESUME_KINDS)
+    host = "host memory of each engine for KV blocks, in GB; implies --resume host (default: none)"
+    add("--host-memory", host, above_zero, metavar="GB")
     add("--swap", "how blocks are swapped (default: the engine's)", choices=SWAP_KINDS)
     add("--engines", "replicas (default: 1, or one for each speed)", count, metavar="N")
     speeds = "how many times as fast as the model each engine is, as 1,1,2,2 (default: all alike)"
@@ -208,7 +210,12 @@ def describe_engines(settings: SimSettings) -> str:
 
 def _engine(args: argparse.Namespace) -> EngineModel:
     given = {name: getattr(args, name) for name in _OVERRIDES if getattr(args, name) is not None}
-    return replace(find_engine(args.model), **given)
+    model = replace(find_engine(args.model), **given)
+    if args.host_memory is None:
+        return model
+    if args.resume not in (None, "host"):
+        raise InputError(f"--host-memory has no meaning with --resume {args.resume}")
+    return model.with_host(args.host_memory)
 
 
 def _scheduler(

@@ -45,6 +45,8 @@ class EngineModel:
     call_s: float = 0.0
     """Cost of each admission of a call: host work that steps wait for."""
     block_tokens: int = 16
+    block_bytes: int = 0
+    """Of a block's keys and values; 0 if unknown."""
     kv_blocks: int | None = None
     """KV blocks of the engine; None is unbounded."""
     has_prefix_cache: bool = True
@@ -84,6 +86,8 @@ class EngineModel:
                 raise ValueError(f"{name} must be a number of seconds from 0 on, not {getattr(self, name)}")
         if not self.step_s + self.decode_s > 0:
             raise ValueError("step_s or decode_s must be above zero")
+        if self.block_bytes < 0:
+            raise ValueError(f"block_bytes must be 0 or more, not {self.block_bytes}")
         for name in ("kv_blocks", "host_blocks"):
             blocks = getattr(self, name)
             if blocks is not None and blocks < 1:
@@ -156,6 +160,12 @@ class EngineModel:
         if self.kv_blocks is None:
             return self
         return replace(self, kv_blocks=int(self.kv_blocks * share))
+
+    def with_host(self, gigabytes: float) -> EngineModel:
+        """Return an engine with this much host memory; raise ValueError if a block's bytes are unknown."""
+        if not self.block_bytes:
+            raise ValueError(f"{self.name} has no block_bytes, by which host memory is counted in blocks")
+        return replace(self, resume="host", host_blocks=int(gigabytes * 1e9 / self.block_bytes))
 
     def to_mapping(self) -> dict[str, object]:
         """Return the parameters as plain JSON values."""

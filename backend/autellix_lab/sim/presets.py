@@ -127,6 +127,7 @@ def derive_engine(
         prefill_s=2 * (model.active_parameters or model.parameters) / flops,
         prefill_context_s=4 * model.layers * model.heads * model.head_dim / flops,
         block_tokens=BLOCK_TOKENS,
+        block_bytes=block_bytes,
         kv_blocks=int(kv_bytes / block_bytes),
         swap_block_s=block_bytes / (BANDWIDTH_EFFICIENCY * hardware.gpus * hardware.link_bytes_per_s),
         swap_transfer_s=MEMCPY_LAUNCH_S,

@@ -122,6 +122,14 @@ def test_the_paper_s_preset_is_simulated_as_it_is_served(capsys: pytest.CaptureF
     assert changed["balancer"] == "least_used"
 
 
+def test_host_memory_is_given_in_gigabytes(capsys: pytest.CaptureFixture[str]) -> None:
+    """A block of Llama 3.1 8B has 2 MiB."""
+    options = ("--host-memory", "10", "--resume", "host")
+    models = [report(capsys, "run", "chat", *FAST, *options[:end])["setting"]["model"] for end in (2, 4)]
+
+    assert [(model["resume"], model["host_blocks"]) for model in models] == [("host", 4768)] * 2
+
+
 def test_engines_may_differ_in_speed(capsys: pytest.CaptureFixture[str]) -> None:
     """The speeds say how many engines there are."""
     options = ("--engine-speeds", "1,1,2", "--balancer", "locality-bounded")
@@ -280,6 +288,8 @@ def test_presets_are_listed_with_their_sources(capsys: pytest.CaptureFixture[str
         (["run", "chat", "--model", "gpt"], "model is 'gpt'; expected llama3.1-8b-a100"),
         (["run", "chat", "--model", "IN/empty.json"], "empty.json is not a JSON object"),
         (["run", "chat", "--max-num-seqs", "5000"], "token_budget must be at least max_num_seqs"),
+        (["run", "chat", "--host-memory", "1", "--model", "demo"], "demo has no block_bytes"),
+        (["run", "chat", "--host-memory", "1", "--resume", "swap"], "no meaning with --resume swap"),
         (["run", "chat", "--hints", "-1"], "hint_sigma must be 0 or more"),
         (["run", "chat", "--kv-blocks", "2", "-n", "3"], "kv_blocks is 2: call"),
         (["run", "chat", "--max-context", "1"], "--length-scale, --max-context"),

@@ -36,6 +36,7 @@ def test_the_derivation_is_the_documented_one() -> None:
     assert (engine.step_s, engine.context_s) == pytest.approx((120 / 80, 8 / 80))
     assert (engine.prefill_s, engine.prefill_context_s) == pytest.approx((120 / 25, 24 / 25))
     assert engine.kv_blocks == (920 - 120) // 128
+    assert engine.block_bytes == 128
     assert engine.swap_block_s == pytest.approx(128 / 8)
     assert engine.swap_transfer_s == 6e-6
 

@@ -501,6 +501,7 @@ def test_a_bad_setting_names_its_field(field: str, value: object) -> None:
         ("step_s", -1.0),
         ("prefill_s", math.nan),
         ("context_s", -1.0),
+        ("block_bytes", -1),
         ("kv_blocks", 0),
         ("resume", "drop"),
         ("swap", "never"),
