@@ -31,7 +31,7 @@ from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
-from vllm.v1.request import Request
+from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
 from autellix_backend.vllm_plugin.scheduler import AutellixScheduler
@@ -99,6 +99,7 @@ class Engine:
             ),
             structured_output_manager=StructuredOutputManager(config),
             block_size=BLOCK_TOKENS,
+            log_stats=True,
         )
         self.now = 0.0
         self.steps = 0
@@ -241,11 +242,35 @@ def session(*, is_ours: bool) -> dict[str, Any]:
     return {"steps": steps, "is_done": new.is_finished(), "next_part": parts["session"], "left": left}
 
 
+def held_back() -> dict[str, Any]:
+    """Let admission hold back five of eight calls that have slots; return what vLLM counts then and later."""
+    engine = Engine({"policy": "boost"}, blocks=40, slots=8)
+    scheduler, counts = engine.scheduler, []
+
+    def count() -> None:
+        stats = scheduler.make_stats()
+        waiting = (stats.num_running_reqs, stats.num_waiting_reqs, stats.num_skipped_waiting_reqs)
+        counts.append((*waiting, scheduler.prefill_capacity_bound))
+
+    for number in range(8):
+        engine.add(f"call-{number}", 150, 5 + number)
+    engine.step()
+    count()
+    scheduler.finish_requests("call-7", RequestStatus.FINISHED_ABORTED)
+    engine.step()
+    count()
+    unfinished = scheduler.get_num_unfinished_requests()
+    engine.finish()
+    count()
+    return {"counts": counts, "unfinished": unfinished, "deferred": len(scheduler.deferred_waiting)}
+
+
 SCENES: tuple[Callable[..., dict[str, Any]], ...] = (
     rotation,
     prices,
     reset,
     session,
+    held_back,
 )
 
 

@@ -43,3 +43,10 @@ def test_a_session_between_two_parts_stops_no_other_program(scenes: Any, is_ours
     """Its blocks stay, but no program waits for them if vLLM has enough; its next part starts at once."""
     result = play(scenes, "session", is_ours=is_ours)
     assert result == {"steps": 1, "is_done": True, "next_part": 3, "left": 0}
+
+
+def test_calls_that_are_held_back_are_no_lack_of_capacity(scenes: Any) -> None:
+    """vLLM counts them as waiting for something else than a slot or a block: prefill balancing stays on."""
+    result = play(scenes, "held_back")
+    assert result["counts"] == [[3, 0, 5, False], [3, 0, 4, False], [0, 0, 0, False]]
+    assert (result["unfinished"], result["deferred"]) == (7, 0)

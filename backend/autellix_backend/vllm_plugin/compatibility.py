@@ -12,6 +12,7 @@ KNOWN_VERSIONS = ("0.32", "0.33")
 _HOOKS = ("_free_request", "_handle_stopped_request", "_preempt_request", "schedule", "update_from_output")
 """Methods of vLLM's scheduler that ours overrides: under another name they would not be called."""
 _NAMES = (
+    "deferred_waiting",
     "finished_recving_kv_req_ids",
     "kv_cache_manager.allocate_slots",
     "kv_cache_manager.block_pool.free_block_queue.append_n",

@@ -24,18 +24,24 @@ class RankedRequestQueue(RequestQueue):
     """
 
     def __init__(
-        self, requests: Iterable[Request] = (), is_held_back: Callable[[Request], bool] = lambda _: False
+        self,
+        requests: Iterable[Request] = (),
+        is_held_back: Callable[[Request], bool] = lambda _: False,
+        deferred: set[Request] | None = None,
     ) -> None:
         """Queue requests.
 
         Args:
             requests: The first ones.
             is_held_back: Asked of each request that is added or moved.
+            deferred: vLLM's set of waiting requests that no free slot or block would help, where it looks to
+                learn whether it is short of capacity; those that are held back are in it.
         """
         self._is_held_back = is_held_back
         self._heap: list[_Entry] = []
         self._entries: dict[Request, _Entry] = {}
         self._held_back: dict[Request, _Entry] = {}
+        self._deferred = set() if deferred is None else deferred
         self._offered: list[Request] | None = None
         """The only requests that vLLM may take, the next one last; None if it may take all."""
         self._sequence = 0
@@ -47,6 +53,7 @@ class RankedRequestQueue(RequestQueue):
         entry = (request.priority, self._sequence, request)
         if self._is_held_back(request):
             self._held_back[request] = entry
+            self._deferred.add(request)
             return
         self._entries[request] = entry
         heapq.heappush(self._heap, entry)
@@ -86,6 +93,8 @@ class RankedRequestQueue(RequestQueue):
         if self._held_back.pop(request, None) is None:
             del self._entries[request]
             self._compact()
+        else:
+            self._deferred.discard(request)
 
     def remove_requests(self, requests: Iterable[Request]) -> None:
         """Remove those of the given requests that are in the queue."""
@@ -95,6 +104,8 @@ class RankedRequestQueue(RequestQueue):
 
     def move_request(self, request: Request) -> None:
         """Give a queued request the place that its present priority asks for, or hold it back."""
+        if request in self._held_back:
+            self._deferred.discard(request)
         self._discard(request)
         self.add_request(request)
         self._compact()

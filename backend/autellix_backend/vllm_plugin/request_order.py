@@ -39,7 +39,11 @@ class RequestOrder:
         for name in _QUEUE_NAMES:
             queue = getattr(self._scheduler, name, None)
             if isinstance(queue, RequestQueue):
-                ranked = RankedRequestQueue(queue, lambda request: is_held_back(request.request_id))
+                ranked = RankedRequestQueue(
+                    queue,
+                    lambda request: is_held_back(request.request_id),
+                    self._scheduler.deferred_waiting,
+                )
                 setattr(self._scheduler, name, ranked)
                 self._queues.append(ranked)
                 if name != _QUEUE_NAMES[0]:
