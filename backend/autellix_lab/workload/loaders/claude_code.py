@@ -1,10 +1,13 @@
-"""Claude Code sessions of kv-cache-tester: a folder of JSON files, each one session.
+"""Claude Code sessions of kv-cache-tester, or weka traces: JSON files or JSON lines, each one session.
 
 Source: github.com/callanjfox/kv-cache-tester, traces/ and docs/trace_replay_tester.md, read at commit
 94f6046. Of a session: `tool_tokens`, `system_tokens`, `block_size`, and `requests` with `t` (seconds from the
 start), `in`, `out` (tokens), `hash_ids` (blocks of the prompt), `api_time`, `think_time` (seconds). An entry
 of type "subagent" holds the requests of a subagent, their `t` from its own start; its own `t` is when it
-ended, and `duration_ms` how long it ran.
+ended, and `duration_ms` how long it ran. In the JSON lines that SemiAnalysis publishes (cc-traces-weka), the
+`t` of a subagent's requests count from the session's start, as docs/tutorials/weka-trace.md of
+github.com/ai-dynamo/aiperf says. A session is of that kind if none of its subagents seems to start before the
+request that it follows.
 
 A session is a program; the main agent and each subagent are threads of it. Subagents start from the main call
 before them and run beside each other; the next main call waits for them, but not for one that still runs when
@@ -19,7 +22,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from autellix_lab.workload.loaders.base import LoadOptions, Record, as_record, read_json
+from autellix_lab.workload.loaders.base import LoadOptions, Record, as_record, read_json, read_json_lines
 from autellix_lab.workload.trace import CallTrace, ProgramTrace, TraceError
 
 MAIN = "main"
@@ -33,27 +36,31 @@ class _Session:
     """The calls so far, the blocks of each one's prompt, and the first call of each thread."""
 
     block_tokens: int
+    has_one_clock: bool
+    """Whether subagents' times count from the session's start too."""
     calls: list[CallTrace] = field(default_factory=list)
     blocks: list[list[int]] = field(default_factory=list)
     firsts: list[int] = field(default_factory=list)
 
 
 def load_claude_code(path: Path, _options: LoadOptions) -> list[ProgramTrace]:
-    """Load one session, or every *.json of a folder in order of name.
+    """Load a file of one session, a file of JSON lines, or every *.json of a folder in order of name.
 
     Raises:
         TraceError: for a folder without sessions or a broken session; names the file and the field.
     """
+    if ".jsonl" in path.suffixes:
+        return [_session(record, f"{path.name}:{n}") for n, record in enumerate(read_json_lines(path), 1)]
     files = sorted(path.glob("*.json")) if path.is_dir() else [path]
     if not files:
         raise TraceError(str(path), "holds no *.json; expected one file a session")
-    return [_session(as_record(read_json(file), str(file), "file"), file) for file in files]
+    return [_session(as_record(read_json(file), str(file), "file"), file.stem) for file in files]
 
 
-def _session(record: Record, file: Path) -> ProgramTrace:
-    session = _Session(record.find("block_size", int) or DEFAULT_BLOCK_TOKENS)
+def _session(record: Record, name: str) -> ProgramTrace:
+    session = _Session(record.find("block_size", int) or DEFAULT_BLOCK_TOKENS, _has_one_clock(record))
     _add_thread(session, record, MAIN, 0.0, ())
-    program_id = record.find("id", str) or file.stem
+    program_id = record.find("id", str) or name
     prefix_tokens = [record.find(name, int) or 0 for name in ("tool_tokens", "system_tokens")]
     return record.program(
         source="claude_code",
@@ -64,6 +71,20 @@ def _session(record: Record, file: Path) -> ProgramTrace:
         system_prefix_tokens=sum(prefix_tokens) or None,
         calls=tuple(session.calls),
     )
+
+
+def _has_one_clock(record: Record) -> bool:
+    starts: list[float] = []
+    before_s = 0.0
+    for entry in record.records("requests"):
+        if entry.values.get("type") != "subagent":
+            before_s = entry.find("t", float) or 0.0
+            continue
+        requests = entry.records("requests")
+        starts += [requests[0].find("t", float) or 0.0] if requests else []
+        if starts and starts[-1] < before_s:
+            return False
+    return any(starts)
 
 
 def _add_thread(
@@ -92,6 +113,8 @@ def _add_subagent(
 ) -> int | None:
     ended_s = origin_s + entry.get("t", float)
     started_s = max(origin_s, ended_s - (entry.find("duration_ms", float) or 0.0) / 1000)
+    if session.has_one_clock:
+        started_s = 0.0
     name = entry.find("agent_id", str) or f"agent{len(session.firsts)}"
     return _add_thread(session, entry, name if owner == MAIN else f"{owner}.{name}", started_s, parents)
 

@@ -14,6 +14,7 @@ from autellix_lab.workload.loaders.claude_code import load_claude_code
 from autellix_lab.workload.loaders.mooncake import load_mooncake
 from autellix_lab.workload.loaders.recorded import load_recorded
 from autellix_lab.workload.loaders.sharegpt import load_sharegpt
+from autellix_lab.workload.loaders.tracelab import load_tracelab
 from autellix_lab.workload.trace import ProgramTrace, TraceError
 
 Loader = Callable[[Path, LoadOptions], list[ProgramTrace]]
@@ -25,6 +26,7 @@ LOADERS: dict[str, Loader] = {
     "bfcl": load_bfcl,
     "mooncake": load_mooncake,
     "claude-code": load_claude_code,
+    "tracelab": load_tracelab,
     "azure": load_azure,
 }
 """Loader by name of its format."""
@@ -35,6 +37,7 @@ _DISTINCT_FIELDS = {
     "bfcl": {"question", "involved_classes"},
     "mooncake": {"timestamp", "input_length", "output_length", "hash_ids"},
     "claude-code": {"requests", "block_size"},
+    "tracelab": {"session_id", "round_index", "input_tokens_total"},
 }
 """Fields that a file's first object has in one format only."""
 

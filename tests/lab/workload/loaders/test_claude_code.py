@@ -105,6 +105,24 @@ def test_a_subagent_that_still_runs_is_not_waited_for(tmp_path: Path) -> None:
     assert [call.parents for call in program.calls] == [(), (0,), (1,), (0,), (3,)]
 
 
+def test_subagents_of_published_sessions_count_from_the_session_s_start(tmp_path: Path) -> None:
+    """A file of JSON lines has a session in each; its subagents' times are absolute."""
+    requests = [
+        request(3.0, [1]),
+        subagent(6.0, 14.0, "a", request(6.0, [50]), request(11.0, [50, 51])),
+        request(21.0, [1, 2]),
+    ]
+    lines = [{"id": name, "block_size": 64, "requests": requests} for name in ("p", "q")]
+    (tmp_path / "traces.jsonl").write_text("\n".join(map(json.dumps, lines)))
+
+    programs = load_claude_code(tmp_path / "traces.jsonl", LoadOptions())
+
+    assert [program.program_id for program in programs] == ["p", "q"]
+    assert [call.start_s for call in programs[0].calls] == [3.0, 6.0, 11.0, 21.0]
+    assert [call.gap_before_s for call in programs[0].calls] == [None, 1.0, 3.0, 8.0]
+    assert programs[0].calls[3].parents == (0, 2)
+
+
 def test_a_streamed_request_and_its_repetition_are_one_call(tmp_path: Path) -> None:
     """Older files hold both, with the same prompt."""
     program = load(tmp_path, request(0.0, [1, 2], type="s", out=3), request(4.0, [1, 2], out=7))

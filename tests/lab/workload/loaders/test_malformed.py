@@ -49,6 +49,20 @@ SAMPLES: dict[str, Any] = {
         "excluded_function": ["mean"],
     },
     "mooncake": {"timestamp": 3, "input_length": 700, "output_length": 5, "hash_ids": [1, 2]},
+    "tracelab": {
+        "session_id": "s",
+        "round_index": 0,
+        "round_id": "r",
+        "project": "p",
+        "model": "m",
+        "input_tokens_total": 50,
+        "prefix_tokens": 20,
+        "output_tokens": 5,
+        "timing_events": [
+            {"event_type": "user_message", "timestamp": "2026-06-01T05:40:20.151Z"},
+            {"event_type": "text", "timestamp": "2026-06-01T05:40:29.887Z"},
+        ],
+    },
     "claude-code": {
         "id": "s",
         "block_size": 64,

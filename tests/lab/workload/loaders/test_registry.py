@@ -22,6 +22,8 @@ MOONCAKE = {"timestamp": 0, "input_length": 5, "output_length": 1, "hash_ids": [
         ("a.jsonl", '{"calls": []}', "recorded"),
         ("a.jsonl", '{"call_id": "c", "program_id": "p", "duration_s": 1.0}', "call-log"),
         ("a.json", '{\n"requests": [],\n"block_size": 64}', "claude-code"),
+        ("a.jsonl", '{"requests": [], "block_size": 64}\n{"requests": []}', "claude-code"),
+        ("a.jsonl", '{"session_id": "s", "round_index": 0, "input_tokens_total": 9}', "tracelab"),
         ("a.csv", "x", "azure"),
     ],
 )
