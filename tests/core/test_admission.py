@@ -283,6 +283,22 @@ def test_memory_that_a_paused_call_of_an_inactive_program_holds_is_taken() -> No
     assert engine.active == "bc"
 
 
+def test_a_call_that_comes_with_its_memory_is_admitted_and_counts(engine: Engine) -> None:
+    """Another engine keeps its blocks until this one has fetched them; its program waits like others."""
+    engine.arrive("a1", 60)
+    assert not engine.arrive("b1", 50).is_admitted
+    assert engine.arrive("b2", 45, is_pinned=True).is_admitted
+    engine.machine.check()
+    engine.grown["b2"] = 45
+    assert engine.admission.memory.leaving.tokens == 45
+    engine.arrive("c1", 30)
+    engine.review(steps=REVIEW_STEPS)
+    assert engine.refused == ["b1", "c1"]
+    engine.machine.abort("b2", engine.now)
+    engine.machine.abort("b1", engine.now)
+    assert engine.review(steps=REVIEW_STEPS) == ["c1"]
+
+
 def test_waiting_for_a_client_is_no_waiting(engine: Engine) -> None:
     """No time counts as waiting while a call is paused, nor its pause as a preemption."""
     call = engine.arrive("a1", 10)

@@ -122,6 +122,7 @@ class Driver:
                 work=100.0 * size if which % 2 else None,
                 expected_work=1000.0 * size if which % 11 == 0 else None,
                 class_name=f"k{which % 2}",
+                is_pinned=which % 17 == 16,
                 context=Context(size, size // 3 * (which % 2), prefix, PREFIX_TOKENS[prefix])
                 if self.is_told and which % 13
                 else None,

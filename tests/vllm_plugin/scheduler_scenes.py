@@ -28,6 +28,7 @@ import torch
 from vllm import SamplingParams
 from vllm.engine.arg_utils import EngineArgs
 from vllm.utils.hashing import sha256
+from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
@@ -64,6 +65,7 @@ class Engine:
         step_s: float = 0.01,
         prefill_s: float = 0.0,
         accepted: int = 0,
+        may_degrade: bool = False,
         **options: Any,
     ) -> None:
         """Make a scheduler.
@@ -75,6 +77,7 @@ class Engine:
             step_s: The time that each step takes (s).
             prefill_s: The time that each token of a prefill adds (s).
             accepted: The drafts that are accepted in each decode step.
+            may_degrade: Whether our part may fail.
             options: Of vLLM's engine.
         """
         config = EngineArgs(
@@ -107,6 +110,7 @@ class Engine:
         self.plugin = getattr(self.scheduler, "plugin", None)
         self._step_s, self._prefill_s = step_s, prefill_s
         self._accepted = accepted
+        self._may_degrade = may_degrade
         self._drafts = config.speculative_config.num_speculative_tokens if config.speculative_config else 0
         self._generator = random.Random(1)
         init_none_hash(sha256)
@@ -157,7 +161,7 @@ class Engine:
         self.steps += 1
         if self.plugin is not None:
             self.plugin.tracker.machine.check()
-            assert not scheduler.is_degraded
+            assert not scheduler.is_degraded or self._may_degrade
         return scheduled
 
     def finish(self, most_steps: int = 2000) -> int:
@@ -167,6 +171,15 @@ class Engine:
             self.step()
             steps += 1
         return steps
+
+    def reports(self) -> list[Any]:
+        """Return the list to which the reports of calls are added from now on."""
+        reports: list[Any] = []
+        if self.plugin is not None:
+            tracker: Any = self.plugin.tracker
+            close = tracker.close
+            tracker.close = lambda *args, **left: reports.append(close(*args, **left))
+        return reports
 
     def _taken(self, drafts: int) -> int:
         return min(drafts, self._accepted)
@@ -191,10 +204,8 @@ def prices(*, drafts: bool) -> dict[str, Any]:
     """Let calls of 100 and 21 tokens arrive one by one; return what the engine has learned and reported."""
     options: Any = {"speculative_config": DRAFTING} if drafts else {}
     engine = Engine({"policy": "fcfs", "service": "tokens"}, slots=8, prefill_s=0.001, accepted=1, **options)
-    reports: list[Any] = []
     plugin: Any = engine.plugin
-    close = plugin.tracker.close
-    plugin.tracker.close = lambda *args, **left: reports.append(close(*args, **left))
+    reports = engine.reports()
     for number in range(12):
         engine.add(f"call-{number}", 100, 21)
         for _ in range(5):
@@ -237,9 +248,17 @@ def session(*, is_ours: bool) -> dict[str, Any]:
     parts = engine.step()
     for _ in range(20):
         engine.step()
+    reports = engine.reports()
     engine.add("session", 1, 1)
     left = engine.scheduler.get_num_unfinished_requests()
-    return {"steps": steps, "is_done": new.is_finished(), "next_part": parts["session"], "left": left}
+    ends = [(report.finish_reason, report.is_aborted) for report in reports]
+    return {
+        "steps": steps,
+        "is_done": new.is_finished(),
+        "next_part": parts["session"],
+        "left": left,
+        "ends": ends,
+    }
 
 
 def held_back() -> dict[str, Any]:
@@ -265,12 +284,51 @@ def held_back() -> dict[str, Any]:
     return {"counts": counts, "unfinished": unfinished, "deferred": len(scheduler.deferred_waiting)}
 
 
+def prefilled_elsewhere(*, is_remote: bool) -> dict[str, Any]:
+    """Let a call arrive that fits, but not into what admission fills; return which calls ran then."""
+    engine = Engine({"policy": "boost"}, blocks=40)
+    for number in range(3):
+        engine.add(f"call-{number}", 150, 20)
+    engine.step()
+    transfer = {"do_remote_prefill": True, "remote_engine_id": "other"} if is_remote else {}
+    engine.add("new", 130, 5, extra_args={"kv_transfer_params": transfer})
+    ran = engine.step()
+    engine.finish()
+    return {"ran": list(ran)}
+
+
+def changed_signature() -> dict[str, Any]:
+    """Let vLLM allocate blocks by a method that takes other arguments than ours knows."""
+    allocate = KVCacheManager.allocate_slots
+    manager_class: Any = KVCacheManager
+    manager_class.allocate_slots = lambda self, which, wanted, options: allocate(
+        self, which, wanted, **options
+    )
+    try:
+        engine = Engine({"policy": "plas"}, blocks=20, may_degrade=True)
+        manager = engine.scheduler.kv_cache_manager
+        watched = manager.allocate_slots
+        manager.allocate_slots = lambda which, wanted, **options: watched(
+            which=which, wanted=wanted, options=options
+        )
+        calls = [engine.add(f"call-{number}", 150, 5) for number in range(4)]
+        engine.finish()
+    finally:
+        manager_class.allocate_slots = allocate
+    return {
+        "finished": sum(call.is_finished() for call in calls),
+        "is_degraded": engine.scheduler.is_degraded,
+    }
+
+
 SCENES: tuple[Callable[..., dict[str, Any]], ...] = (
     rotation,
     prices,
     reset,
     session,
     held_back,
+    prefilled_elsewhere,
+    changed_signature,
 )
 
 

@@ -40,8 +40,12 @@ def test_a_reset_cache_keeps_no_memory_for_idle_programs(scenes: Any, is_ours: b
 
 @pytest.mark.parametrize("is_ours", [False, True])
 def test_a_session_between_two_parts_stops_no_other_program(scenes: Any, is_ours: bool) -> None:
-    """Its blocks stay, but no program waits for them if vLLM has enough; its next part starts at once."""
+    """Its blocks stay, but no program waits for them if vLLM has enough; its next part starts at once.
+
+    vLLM ends it by an abort, which is none to its client.
+    """
     result = play(scenes, "session", is_ours=is_ours)
+    assert result.pop("ends") == ([["stop", False]] if is_ours else [])
     assert result == {"steps": 1, "is_done": True, "next_part": 3, "left": 0}
 
 
@@ -50,3 +54,13 @@ def test_calls_that_are_held_back_are_no_lack_of_capacity(scenes: Any) -> None:
     result = play(scenes, "held_back")
     assert result["counts"] == [[3, 0, 5, False], [3, 0, 4, False], [0, 0, 0, False]]
     assert (result["unfinished"], result["deferred"]) == (7, 0)
+
+
+@pytest.mark.parametrize("is_remote", [False, True])
+def test_a_call_that_another_engine_has_prefilled_is_not_held_back(scenes: Any, is_remote: bool) -> None:
+    """The other engine keeps its blocks until this one has fetched them."""
+    assert ("new" in play(scenes, "prefilled_elsewhere", is_remote=is_remote)["ran"]) is is_remote
+
+
+def test_a_changed_signature_of_vllms_leaves_the_engine_running(scenes: Any) -> None:
+    assert play(scenes, "changed_signature") == {"finished": 4, "is_degraded": True}

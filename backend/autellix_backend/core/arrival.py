@@ -54,6 +54,8 @@ class Arrival:
     """The class of its program: programs of one class have similar gaps between calls."""
     context: Context | None = None
     """The KV memory that it needs, for admission; None counts as nothing."""
+    is_pinned: bool = False
+    """Whether it comes with KV memory of its own, as prefilled by another engine: it is admitted at once."""
 
     @property
     def new_tokens(self) -> int:

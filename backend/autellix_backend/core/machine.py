@@ -142,8 +142,11 @@ class Machine:
             waiting_since_s=now,
             inherited_service_s=self._inherited(program, arrival),  # Alg. 1, line 11
             expected_s=arrival.expected_s,
+            is_pinned=arrival.is_pinned,
         )
         program.waiting_work += call.new_tokens
+        if call.is_pinned:
+            self._hold(call)
         self.admission.arrive(call, program, arrival.context, now)
         if call.is_admitted:
             self.shares.enter(call.tenant, call.weight).insert(call, program)  # Alg. 1, lines 12-13

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from vllm.v1.kv_cache_interface import FullAttentionSpec
@@ -57,18 +57,26 @@ class EngineBlocks:
         """Whether a waiting request was refused blocks in the latest step."""
         return self._refused is not None
 
-    def watch(self) -> None:
-        """Wrap the manager's `allocate_slots` to remember refusals to waiting requests."""
+    def watch(self, guard: Callable[[Callable[[], None]], None]) -> None:
+        """Wrap the manager's `allocate_slots` to remember refusals to waiting requests.
+
+        Args:
+            guard: Calls what it gets, and catches its errors: vLLM may pass other arguments one day.
+        """
         allocate = self._manager.allocate_slots
 
-        def allocate_slots(request: Request, num_new_tokens: int, *args: Any, **kwargs: Any) -> Any:
-            blocks = allocate(request, num_new_tokens, *args, **kwargs)
-            if blocks is None and request.status != RequestStatus.RUNNING:
-                self._refused = request
-                self._refused_tokens = _wanted_tokens(request, num_new_tokens, kwargs)
+        def allocate_slots(*args: Any, **kwargs: Any) -> Any:
+            blocks = allocate(*args, **kwargs)
+            if blocks is None:
+                guard(lambda: self._on_refused(*args, **kwargs))
             return blocks
 
         self._manager.allocate_slots = allocate_slots
+
+    def _on_refused(self, request: Request, num_new_tokens: int, *_: Any, **options: Any) -> None:
+        if request.status != RequestStatus.RUNNING:
+            self._refused = request
+            self._refused_tokens = _wanted_tokens(request, num_new_tokens, options)
 
     def take_refused(self) -> Request | None:
         """Return the request that was refused blocks, once."""

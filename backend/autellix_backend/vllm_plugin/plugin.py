@@ -13,6 +13,7 @@ from typing import Any
 
 from msgspec.structs import replace
 from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.engine import FinishReason
 from vllm.v1.request import Request, RequestStatus
 
 from autellix_backend.reports.link import EngineFacts
@@ -71,16 +72,22 @@ class SchedulerPlugin:
         self._reporter = SnapshotReporter(self.tracker, self.engine.rank)
         self._steps = StepTimes()
         self._arrivals = 0
+        self._session_over: str | None = None
+        """The streaming session whose end vLLM is about to make."""
         self.is_in_charge = False
         """Whether vLLM's queues are ours to order, or requests ours to hold back."""
 
-    def take_over(self) -> None:
-        """Take charge of vLLM's queues, if the policy or admission needs that."""
+    def take_over(self, guard: Callable[[Callable[[], None]], None]) -> None:
+        """Take charge of vLLM's queues, if the policy or admission needs that.
+
+        Args:
+            guard: Calls what it gets, and catches its errors.
+        """
         machine = self.tracker.machine
         if machine.policy.reorders or machine.admission.memory is not None:
             self.is_in_charge = True
             self.engine.order.take_over(self.tracker.is_held_back, is_ordering=machine.policy.reorders)
-            self.engine.blocks.watch()
+            self.engine.blocks.watch(guard)
 
     def enter(self, request: Request) -> None:
         """Rank a new request behind all others, until it has arrived."""
@@ -98,6 +105,7 @@ class SchedulerPlugin:
             prompt_tokens=request.num_prompt_tokens,
             max_tokens=request.max_tokens,
             block_hashes=request.block_hashes,
+            is_prefilled=bool((request.kv_transfer_params or {}).get("do_remote_prefill")),
         )
         self._rank(request)
 
@@ -158,6 +166,11 @@ class SchedulerPlugin:
         if is_waiting and request.request_id in self.tracker:
             self.tracker.resume(request.request_id, self._clock())
 
+    def on_session_over(self, request: Request) -> None:
+        """Note that a client has ended its streaming session: between two parts, vLLM aborts it to end it."""
+        if request.status == RequestStatus.WAITING_FOR_STREAMING_REQ:
+            self._session_over = request.request_id
+
     def drain(self) -> None:
         """While vLLM drains, let it finish the requests that it, or we, have preempted."""
         if self.is_in_charge and self.engine.is_draining:
@@ -175,14 +188,15 @@ class SchedulerPlugin:
         """Close the call of a request that leaves, and send its report."""
         if request.request_id in self.tracker:
             self.decisions.forget(request.request_id)
-            reason = request.get_finished_reason()
+            is_over, self._session_over = request.request_id == self._session_over, None
+            reason = FinishReason.STOP if is_over else request.get_finished_reason()
             self.tracker.close(
                 request.request_id,
                 self._clock(),
                 prompt_tokens=request.num_prompt_tokens,
                 output_tokens=request.num_output_tokens,
                 finish_reason=str(reason) if reason is not None else "unknown",
-                is_aborted=request.status in _ABORTED,
+                is_aborted=request.status in _ABORTED and not is_over,
                 context_tokens=request.num_tokens if self.engine.blocks.is_caching else 0,
             )
 

@@ -74,7 +74,7 @@ class ProgramSchedulerMixin(_Host):
     def _set_up(self, settings: PluginSettings) -> None:
         try:
             self.plugin = SchedulerPlugin(self, settings, lambda: self.clock())
-            self.plugin.take_over()
+            self.plugin.take_over(lambda action: self._guard(lambda _: action()))
         except Exception:  # As in _guard.
             logger.exception(_FAILED)
             self._give_up()
@@ -93,6 +93,8 @@ class ProgramSchedulerMixin(_Host):
         session = self.requests.get(request.request_id)
         if session is not None:
             # The next part of a streaming session, or its end.
+            if not request.resumable:
+                self._guard(lambda ours: ours.on_session_over(session))
             super().add_request(request)
             self._guard(lambda ours: ours.on_part_queued(session))
             return

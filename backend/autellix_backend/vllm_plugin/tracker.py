@@ -119,6 +119,7 @@ class CallTracker:
         prompt_tokens: int = 0,
         max_tokens: int = 0,
         block_hashes: Sequence[Hashable] = (),
+        is_prefilled: bool = False,
     ) -> None:
         """Queue a call; under a policy that does not size programs, its tokens are its expected size.
 
@@ -129,6 +130,7 @@ class CallTracker:
             prompt_tokens: The tokens of its prompt.
             max_tokens: The most that it may decode.
             block_hashes: The chained hashes of the full blocks of its context, none without prefix caching.
+            is_prefilled: Whether another engine has prefilled it, and keeps its blocks until it is loaded.
         """
         for program_id in identity.ended:
             self._end(program_id, now)
@@ -141,7 +143,10 @@ class CallTracker:
         context = None
         if self._needs_contexts:
             context = self._contexts.arrive(arrival.program_id, request_id, block_hashes, prompt_tokens)
-        machine.arrive(replace(arrival, call_id=request_id, expected_s=expected_s, context=context), now)
+        arrival = replace(
+            arrival, call_id=request_id, expected_s=expected_s, context=context, is_pinned=is_prefilled
+        )
+        machine.arrive(arrival, now)
         self._calls[request_id] = _Tracked(
             identity=identity, arrival_step=self.step, runs=CallRuns(arrival_s=now)
         )

@@ -253,6 +253,11 @@ class LeavingPrograms:
             self._tokens[context] = tokens
             self.tokens += tokens
 
+    def renew(self, context: ProgramContext) -> None:
+        """Count what an inactive program holds again; it may be absent."""
+        self.discard(context)
+        self.add(context)
+
     def discard(self, context: ProgramContext) -> None:
         """Remove a program that is active again; it may be absent."""
         self.tokens -= self._tokens.pop(context, 0)

@@ -95,7 +95,9 @@ class WorkingSetAdmission(Admission):
         memory.resize(context)
         if len(memory.inactive) == len(context.calls) == 1 and not context.is_active and memory.fits(context):
             memory.activate(context)
-        call.is_admitted = context.is_active
+        call.is_admitted = context.is_active or call.is_pinned
+        if call.is_pinned and not context.is_active:
+            memory.leaving.renew(context)
         self._is_dirty |= not context.is_active or memory.is_over
 
     def leave(self, call: Call, program: Program, context_tokens: int, now: float) -> None:
