@@ -26,6 +26,7 @@ os.environ.update(
 
 import torch
 from vllm import SamplingParams
+from vllm.config.diffusion import DiffusionConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_manager import KVCacheManager
@@ -65,7 +66,9 @@ class Engine:
         step_s: float = 0.01,
         prefill_s: float = 0.0,
         accepted: int = 0,
+        is_async: bool = False,
         may_degrade: bool = False,
+        diffusion: DiffusionConfig | None = None,
         **options: Any,
     ) -> None:
         """Make a scheduler.
@@ -77,7 +80,9 @@ class Engine:
             step_s: The time that each step takes (s).
             prefill_s: The time that each token of a prefill adds (s).
             accepted: The drafts that are accepted in each decode step.
+            is_async: Whether vLLM schedules asynchronously.
             may_degrade: Whether our part may fail.
+            diffusion: Of a diffusion model.
             options: Of vLLM's engine.
         """
         config = EngineArgs(
@@ -88,8 +93,11 @@ class Engine:
             block_size=BLOCK_TOKENS,
             max_num_seqs=slots,
             additional_config={"autellix": {"scheduler": scheduler or {}}},
-            **{"max_num_batched_tokens": 8192, "async_scheduling": False} | options,
+            **{"max_num_batched_tokens": 8192} | options,
         ).create_engine_config()
+        # The CPU platform turns it off.
+        config.scheduler_config.async_scheduling = is_async
+        config.diffusion_config = diffusion
         config.cache_config.num_gpu_blocks = blocks + 1
         spec = FullAttentionSpec(block_size=BLOCK_TOKENS, num_kv_heads=1, head_size=1, dtype=torch.float32)
         stock: Any = config.scheduler_config.get_scheduler_cls()
@@ -321,6 +329,12 @@ def changed_signature() -> dict[str, Any]:
     }
 
 
+def diffusion(*, is_async: bool) -> dict[str, Any]:
+    """Return the scheduler of a diffusion model."""
+    engine = Engine({}, diffusion=DiffusionConfig(canvas_length=8), is_async=is_async)
+    return {"scheduler": type(engine.scheduler).__name__}
+
+
 SCENES: tuple[Callable[..., dict[str, Any]], ...] = (
     rotation,
     prices,
@@ -329,6 +343,7 @@ SCENES: tuple[Callable[..., dict[str, Any]], ...] = (
     held_back,
     prefilled_elsewhere,
     changed_signature,
+    diffusion,
 )
 
 

@@ -64,3 +64,11 @@ def test_a_call_that_another_engine_has_prefilled_is_not_held_back(scenes: Any, 
 
 def test_a_changed_signature_of_vllms_leaves_the_engine_running(scenes: Any) -> None:
     assert play(scenes, "changed_signature") == {"finished": 4, "is_degraded": True}
+
+
+@pytest.mark.parametrize(
+    ("is_async", "expected"), [(True, "DiffusionAsyncScheduler"), (False, "DiffusionScheduler")]
+)
+def test_a_diffusion_model_keeps_vllms_own_scheduler(scenes: Any, is_async: bool, expected: str) -> None:
+    """It decodes by canvases, with a scheduler class that vLLM chooses only where none is given."""
+    assert play(scenes, "diffusion", is_async=is_async) == {"scheduler": expected}

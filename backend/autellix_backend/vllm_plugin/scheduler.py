@@ -23,6 +23,10 @@ class AutellixScheduler:
 
 
 def _scheduler_class(vllm_config: Any) -> Any:
+    if vllm_config.diffusion_config is not None:
+        # It decodes by whole canvases, which vLLM schedules by a class of its own.
+        logger.warning("Autellix: not for diffusion models; this engine goes on in vLLM's own order")
+        return _stock_class(vllm_config)
     try:
         from autellix_backend.vllm_plugin import program_scheduler as ours
     except Exception as error:  # noqa: BLE001 -- whatever a strange vLLM does, the engine starts
@@ -35,4 +39,8 @@ def _scheduler_class(vllm_config: Any) -> Any:
 def _stock_class(vllm_config: Any) -> Any:
     config = copy.copy(vllm_config.scheduler_config)
     config.scheduler_cls = None
+    if vllm_config.diffusion_config is not None:
+        # As vLLM's configuration chooses it where none is given.
+        name = "DiffusionAsyncScheduler" if config.async_scheduling else "DiffusionScheduler"
+        config.scheduler_cls = f"vllm.v1.core.sched.diffusion_scheduler.{name}"
     return config.get_scheduler_cls()
