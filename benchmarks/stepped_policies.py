@@ -1,12 +1,12 @@
 """Compare policies on vLLM's real scheduler under a model of its step times, and the simulator beside it.
 
-    python benchmarks/stepped_policies.py [--workloads chat mixed tools] [--policies fcfs boost plas]
+    python benchmarks/stepped_policies.py [--workloads chat mixed coding tools] [--policies fcfs boost plas]
                                           [--draws 5] [--programs 40] [--json]
 
 vLLM's scheduler and KV cache manager run with our class in this machine's memory, as in an engine; a script
 writes the tokens, and a step takes its time in the engine model. So the scheduling is real, no noise of the
-machine is in the figures, and these are in seconds of the model. The workloads are those of the demo: `tools`
-has scarce KV memory. Gateway, network and tokenizer are left out.
+machine is in the figures, and these are in seconds of the model. The workloads are those of the demo:
+`coding` and `tools` have scarce KV memory. Gateway, network and tokenizer are left out.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from autellix_backend.core.policies import make_policy
 from autellix_backend.settings.scheduler import scheduler_to_mapping
 from autellix_lab.bench.metrics import RunSummary, summarise
 from autellix_lab.bench.results import CallResult
-from autellix_lab.demo.parts import BLOCK_TOKENS, DemoOptions, Part, demo_parts
+from autellix_lab.demo.parts import BLOCK_TOKENS, SCARCE, DemoOptions, Part, demo_parts
 from autellix_lab.sim.model import EngineModel
 from autellix_lab.sim.simulation import SimSettings, simulate
 from autellix_lab.workload.arrivals import poisson_arrivals
 from autellix_lab.workload.trace import ProgramTrace, program_to_mapping
 
-WORKLOADS = ("chat", "mixed", "tools")
+WORKLOADS = ("chat", "mixed", *SCARCE)
 WORKER = Path(__file__).parents[1] / "tests" / "vllm_plugin" / "scripted_engine.py"
 ENGINE = EngineModel(
     max_num_seqs=8,
@@ -116,15 +116,16 @@ def simulated(
 def part_of(workload: str, args: argparse.Namespace) -> Part:
     """Return a workload as a part of the demo."""
     options = DemoOptions(
-        workload="mixed" if workload == "tools" else workload,
+        workload="mixed" if workload in SCARCE else workload,
         programs=args.programs,
-        tool_programs=args.programs,
+        kv_workload=workload if workload in SCARCE else "coding",
+        kv_programs=args.programs,
         rho=args.rho,
         kv_rho=args.kv_rho,
         seed=args.seed,
     )
     ample, short = demo_parts(options)
-    return short if workload == "tools" else ample
+    return short if workload in SCARCE else ample
 
 
 def scheduler_of(policy: str) -> SchedulerConfig:
@@ -222,7 +223,7 @@ def main() -> int:
     add("--draws", type=int, default=5)
     add("--programs", type=int, default=40)
     add("--rho", type=float, default=1.5, help="offered load of chat and mixed")
-    add("--kv-rho", type=float, default=1.0, help="of tools, over ample memory")
+    add("--kv-rho", type=float, help="of coding and tools, over ample memory (default: the demo's)")
     add("--seed", type=int, default=0)
     add("--json", action="store_true")
     args = parser.parse_args()

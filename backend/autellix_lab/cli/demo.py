@@ -23,11 +23,11 @@ from autellix_lab.bench.report import comparison_table, write_json
 from autellix_lab.cli.arguments import InputError, add_json, adder, names_of
 from autellix_lab.cli.console import lab_extra, progress_bars
 from autellix_lab.demo.comparison import PartComparison, comparison_report, run_parts
-from autellix_lab.demo.parts import BLOCK_TOKENS, MAX_TOOL_CONTEXT_TOKENS, DemoOptions, demo_parts
+from autellix_lab.demo.parts import BLOCK_TOKENS, MAX_SCARCE_CONTEXT_TOKENS, SCARCE, DemoOptions, demo_parts
 from autellix_lab.demo.picture import Panel, write_picture
 from autellix_lab.workload.generate import WORKLOADS
 
-QUICK_PROGRAMS, QUICK_TOOL_PROGRAMS = 9, 24
+QUICK_PROGRAMS, QUICK_KV_PROGRAMS = 9, 16
 QUICK_CALIBRATION_TOKENS = 2000
 
 
@@ -41,8 +41,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--workload", str, "kind of the first part's programs", choices=WORKLOADS)
     add("--trace", Path, "play the programs of a .jsonl or .jsonl.gz trace in the first part", metavar="FILE")
     add("--programs", count, "programs per run at saturation", metavar="N")
-    add("--tool-programs", count, "programs per run where KV memory is scarce", metavar="N")
-    add("--length-scale", above_zero, "factor on all lengths", metavar="X")
+    add("--kv-workload", str, "kind of the programs where KV memory is scarce", choices=SCARCE)
+    add("--kv-programs", count, "programs per run where KV memory is scarce", metavar="N")
+    add("--length-scale", above_zero, "factor on all lengths of the first part", metavar="X")
     add("--rho", above_zero, "offered load at saturation")
     blocks = f"blocks of {BLOCK_TOKENS} tokens where KV memory is scarce"
     add("--kv-blocks", _kv_blocks, blocks, metavar="N")
@@ -93,7 +94,7 @@ def options_of(args: argparse.Namespace) -> DemoOptions:
         options,
         rounds=1,
         programs=min(args.programs, QUICK_PROGRAMS),
-        tool_programs=min(args.tool_programs, QUICK_TOOL_PROGRAMS),
+        kv_programs=min(args.kv_programs, QUICK_KV_PROGRAMS),
         calibration_tokens=QUICK_CALIBRATION_TOKENS,
     )
 
@@ -145,7 +146,7 @@ def _sigterm_interrupts() -> Iterator[None]:
 
 
 def _kv_blocks(text: str) -> int:
-    blocks, least = count(text), MAX_TOOL_CONTEXT_TOKENS // BLOCK_TOKENS + 2
+    blocks, least = count(text), MAX_SCARCE_CONTEXT_TOKENS // BLOCK_TOKENS + 2
     if blocks < least:
         raise argparse.ArgumentTypeError(f"{text}: expected {least} or more, which hold the longest context")
     return blocks

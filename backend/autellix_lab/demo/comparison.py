@@ -148,7 +148,7 @@ def _description(
     calls = sum(len(program.calls) for program in part.programs)
     tokens = sum(program.decode_tokens for program in part.programs)
     text = (
-        f"{len(part.programs)} programs, {calls} calls, {tokens} tokens; lengths x {options.length_scale:g}\n"
+        f"{len(part.programs)} programs, {calls} calls, {tokens} tokens; lengths x {part.length_scale:g}\n"
         f"full batch of {options.max_num_seqs}: {calibration.tokens_per_s:.0f} tokens/s "
         f"over {calibration.window_s:.1f} s ({calibration.calls} calls)"
     )
@@ -171,6 +171,7 @@ def _part_setting(item: PartComparison) -> dict[str, Any]:
     part, calibration = item.part, item.calibration
     return {
         "name": part.name,
+        "length_scale": part.length_scale,
         "kv_tokens": part.kv_tokens,
         "bounds_s": list(item.bounds),
         "capacity_tokens_per_s": calibration.tokens_per_s,

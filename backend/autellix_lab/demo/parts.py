@@ -1,23 +1,23 @@
-"""The parts of the demo: mixed programs with ample KV memory, then tool programs with too little of it."""
+"""The parts of the demo: mixed programs with ample KV memory, then coding sessions with too little of it."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from autellix_lab.bench.compare import Load
 from autellix_lab.bench.report import Goals
 from autellix_lab.workload.fit import GapRule, fit_program
-from autellix_lab.workload.generate import generate_programs
+from autellix_lab.workload.generate import SHAPES, generate_programs, generate_shaped
 from autellix_lab.workload.prefixes import system_prefix
 from autellix_lab.workload.trace import ProgramTrace
 from autellix_lab.workload.trace_files import read_programs
 
 MAX_CONTEXT_TOKENS = 2048
-MAX_TOOL_CONTEXT_TOKENS = 4000
-"""Longer, so that no program loses its list of tools."""
+MAX_SCARCE_CONTEXT_TOKENS = 4000
+"""Where KV memory is scarce contexts are longer, so that few sessions lose what they share."""
 BLOCK_TOKENS = 32
 """KV block size, about as on GPUs: vLLM's 128 on a CPU exceed many of the demo's prompts."""
 LOW_LOAD_SHARE = 0.2
@@ -39,13 +39,34 @@ GOALS: Mapping[str, Goals] = {
     # In steps: at this load, changes of the machine's speed are larger than those of the policies.
     BELOW: {("token_latency_steps", "mean"): 1.03, ("latency_steps", "mean"): 1.03},
     SHORT: {
-        ("token_latency_s", "mean"): 0.7,
-        ("latency_s", "mean"): 0.7,
-        ("latency_s", "p95"): 0.8,
-        ("latency_s", "p99"): 0.8,
+        ("token_latency_s", "mean"): 0.8,
+        ("latency_s", "mean"): 0.8,
+        ("latency_s", "p95"): 0.85,
+        ("latency_s", "p99"): 0.85,
     },
 }
 """The ratios to the baseline that every round of a load should reach, by metric and statistic."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """How the programs of the scarce-memory part are made to fit the demo's engine."""
+
+    calls: float
+    lengths: float
+    gaps: float
+    rho: float
+    """Offered load, over an engine that never recomputes."""
+
+
+SCARCE: Mapping[str, Scale] = {
+    # About 8 calls, and 1,700 tokens at the end. Gaps keep about the ratio that they have on GPUs to the time
+    # in which the engine prefills all of its KV memory. All sessions arrive within a few seconds.
+    "coding": Scale(calls=0.12, lengths=0.04, gaps=0.005, rho=10.0),
+    # Gaps keep their ratio to the answers.
+    "tools": Scale(calls=1.0, lengths=0.25, gaps=0.25, rho=1.0),
+}
+"""The workloads of the scarce-memory part."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,12 +78,15 @@ class DemoOptions:
     workload: str = "mixed"
     trace: Path | None = None
     programs: int = 39
-    tool_programs: int = 40
+    kv_workload: str = "coding"
+    """Of `SCARCE`: what runs where KV memory is scarce."""
+    kv_programs: int = 32
     length_scale: float = 0.25
     tree_scale: float = 0.2
     rho: float = 2.0
     low_rho: float = 0.3
-    kv_rho: float = 1.0
+    kv_rho: float | None = None
+    """None for that of the workload."""
     kv_blocks: int = 180
     rounds: int = 3
     max_num_seqs: int = 8
@@ -79,6 +103,7 @@ class Part:
 
     name: str
     programs: Sequence[ProgramTrace]
+    length_scale: float
     loads: Sequence[Load]
     kv_blocks: int | None
     """KV blocks of the engines; None for as many as there is memory for."""
@@ -117,6 +142,7 @@ def _ample(options: DemoOptions) -> Part:
     return Part(
         name="ample",
         programs=programs,
+        length_scale=options.length_scale,
         loads=(
             Load(name=SATURATED, rho=options.rho, programs=programs),
             Load(name=BELOW, rho=options.low_rho, programs=low, parts=LOW_LOAD_PARTS),
@@ -130,30 +156,29 @@ def _ample(options: DemoOptions) -> Part:
 
 
 def _short(options: DemoOptions) -> Part:
+    kind, scale = options.kv_workload, SCARCE[options.kv_workload]
+    shape = replace(SHAPES[kind], calls=SHAPES[kind].calls.scaled(scale.calls))
     programs = [
-        _fit_tools(program, options.length_scale)
-        for program in generate_programs("tools", options.tool_programs, options.seed)
+        fit_program(
+            program,
+            length_scale=scale.lengths,
+            max_context_tokens=MAX_SCARCE_CONTEXT_TOKENS,
+            gap_rule=GapRule(math.inf, scale.gaps),
+        )
+        for program in generate_shaped(kind, shape, options.kv_programs, options.seed)
     ]
     fitting = _without_gaps(_fitting(programs, (options.kv_blocks - 1) * BLOCK_TOKENS))
+    rho = scale.rho if options.kv_rho is None else options.kv_rho
     return Part(
         name="short",
         programs=programs,
-        loads=(Load(name=SHORT, rho=options.kv_rho, programs=programs),),
+        length_scale=scale.lengths,
+        loads=(Load(name=SHORT, rho=rho, programs=programs),),
         kv_blocks=options.kv_blocks,
         calibration=fitting,
         calibration_slots=max(1, len(fitting) // 2),
         calibration_tokens=0,
         warm_ups=SHORT_WARM_UPS,
-    )
-
-
-def _fit_tools(program: ProgramTrace, length_scale: float) -> ProgramTrace:
-    """Fit a program and its tool times, which keep their ratio to the answers."""
-    return fit_program(
-        program,
-        length_scale=length_scale,
-        max_context_tokens=MAX_TOOL_CONTEXT_TOKENS,
-        gap_rule=GapRule(math.inf, length_scale),
     )
 
 
@@ -177,5 +202,5 @@ def _fitting(programs: Sequence[ProgramTrace], kv_tokens: int) -> list[ProgramTr
 
 
 def _without_gaps(programs: Sequence[ProgramTrace]) -> list[ProgramTrace]:
-    limit = MAX_TOOL_CONTEXT_TOKENS
+    limit = MAX_SCARCE_CONTEXT_TOKENS
     return [fit_program(item, length_scale=1.0, max_context_tokens=limit) for item in programs]

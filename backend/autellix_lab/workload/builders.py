@@ -31,6 +31,14 @@ TOOL_MS = HeavyTail(150, 3000, 1.0)
 """Duration of a tool call (ms): local functions, files, quick services."""
 
 
+TASK_TOKENS = HeavyTail(11_000, 60_000, 0.8)
+"""New tokens of a coding session's first prompt, and of one with a summary: the task, files, notes."""
+COMPACT_TOKENS = 180_000
+"""The context at which a coding session begins again, with a summary in place of its history."""
+CODING_GAP_MS = HeavyTail(20_000, 60_000, 1.4)
+"""Gap between two calls of a coding session (ms): builds, tests; longer pauses count as a minute."""
+
+
 @dataclass(frozen=True, slots=True)
 class WorkloadShape:
     """The statistics of one workload."""
@@ -104,6 +112,25 @@ def build_tools(program: CallList, call_count: int) -> None:
         last = program.extend("main", "tool", last, gap_s=TOOL_MS.draw(program.rng) / 1000)
 
 
+def build_coding(program: CallList, call_count: int) -> None:
+    """Make one thread of tool steps, with a gap before each and compactions between them."""
+    last = program.add("main", "root", (), new_tokens=TASK_TOKENS.draw(program.rng))
+    for _ in range(call_count - 1):
+        gap_s = CODING_GAP_MS.draw(program.rng) / 1000
+        if program.calls[last].context_tokens < COMPACT_TOKENS:
+            last = program.extend("main", "tool", last, gap_s)
+        else:
+            last = program.add(
+                "main",
+                "compact",
+                (last,),
+                prefix_from=0,
+                shared_tokens=program.prefix_tokens,
+                new_tokens=TASK_TOKENS.draw(program.rng),
+                gap_s=gap_s,
+            )
+
+
 def build_tree(program: CallList, call_count: int) -> None:
     """Make rounds of sampled answers and their values until the calls are used up."""
     parents: tuple[int, ...] = ()
@@ -148,6 +175,7 @@ BUILDERS: dict[str, Callable[[CallList, int], None]] = {
     "tree": build_tree,
     "map_reduce": build_map_reduce,
     "tools": build_tools,
+    "coding": build_coding,
 }
 """Builder by kind of program."""
 

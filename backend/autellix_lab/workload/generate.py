@@ -5,6 +5,7 @@ react       one thread of tool steps, long prompts, short answers   BFCL v3 mult
 tree        rounds of five parallel samples and their values        LATS (Monte Carlo tree search on HotpotQA)
 map_reduce  a plan, parallel maps, a reduce                         ours: the paper has no such row
 tools       tool steps after a long list of tools, with gaps        ours: BFCL v3 multi-turn ground truths
+coding      tool steps with long growing contexts, and gaps         ours: recorded sessions of Claude Code
 mixed       chat, react and tree in equal shares
 
 Counts and lengths are log-normal, so their tails are heavy, and capped; the median is solved for so that the
@@ -35,6 +36,9 @@ SHAPES: dict[str, WorkloadShape] = {
         HeavyTail(18, 130, 0.8), HeavyTail(1024, 8192, 0.8), HeavyTail(160, 1024, 0.6)
     ),
     "tools": WorkloadShape(HeavyTail(9.7, 24, 0.4), HeavyTail(160, 2000, 1.2), HeavyTail(27, 200, 0.6)),
+    "coding": WorkloadShape(
+        HeavyTail(69, 350, 1.18), HeavyTail(1600, 13_500, 1.06), HeavyTail(430, 3600, 0.88)
+    ),
 }
 MIXED = ("chat", "react", "tree")
 """The paper's three, in equal shares."""
@@ -46,6 +50,8 @@ TREE_REPEATED_SHARE = 0.667
 TOOL_LISTS = 8
 """Lists of tools that the programs of `tools` share."""
 TOOL_LIST_TOKENS = HeavyTail(4900, 6000, 0.25)
+CODING_PREFIX_TOKENS = 14_400
+"""Instructions and tools of the coding agent, which all its sessions share."""
 
 
 def generate_programs(workload: str, count: int, seed: int, *, tree_scale: float = 1.0) -> list[ProgramTrace]:
@@ -66,6 +72,11 @@ def generate_programs(workload: str, count: int, seed: int, *, tree_scale: float
     ]
 
 
+def generate_shaped(kind: str, shape: WorkloadShape, count: int, seed: int) -> list[ProgramTrace]:
+    """Make programs of one kind of `SHAPES` with other statistics than its own."""
+    return [_generate(kind, shape, index, seed) for index in range(count)]
+
+
 def _generate(kind: str, shape: WorkloadShape, index: int, seed: int) -> ProgramTrace:
     # One generator per program: a longer list has the same first programs.
     rng = random.Random(f"{kind}:{seed}:{index}")
@@ -73,6 +84,8 @@ def _generate(kind: str, shape: WorkloadShape, index: int, seed: int) -> Program
     call_count = shape.calls.draw(rng)
     if kind == "tools":
         program.prefix_tokens = _tool_list_tokens(seed, rng.randrange(TOOL_LISTS))
+    elif kind == "coding":
+        program.prefix_tokens = CODING_PREFIX_TOKENS
     BUILDERS[kind](program, call_count)
     program_id = f"{kind}_{seed}_{index}"
     return ProgramTrace(

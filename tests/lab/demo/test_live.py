@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
 SMALL = (
     *("--quick", "--programs", "6", "--length-scale", "0.1"),
-    *("--tool-programs", "8", "--kv-blocks", "128"),
+    *("--kv-programs", "8", "--kv-blocks", "128"),
 )
 
 

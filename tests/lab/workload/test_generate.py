@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
+from itertools import pairwise
 
 import pytest
 from tests.lab.workload.public_data import public_trace
 
+from autellix_lab.workload.builders import COMPACT_TOKENS
 from autellix_lab.workload.describe import PAPER_ROWS, Statistics, describe
 from autellix_lab.workload.generate import (
+    CODING_PREFIX_TOKENS,
     MIXED,
     SHAPES,
     TOOL_LIST_TOKENS,
     TOOL_LISTS,
     WORKLOADS,
     generate_programs,
+    generate_shaped,
 )
 from autellix_lab.workload.trace import ProgramTrace
 from autellix_lab.workload.trace_files import read_traces
 
-MANY = {"chat": 4000, "react": 4000, "tree": 500, "map_reduce": 4000, "tools": 4000}
+MANY = {"chat": 4000, "react": 4000, "tree": 500, "map_reduce": 4000, "tools": 4000, "coding": 1000}
 
 
 @cache
@@ -153,8 +158,46 @@ def test_tools_share_lists_and_wait_for_each_tool() -> None:
         assert all((call.gap_before_s or 0) > 0 for call in program.calls[1:])
 
 
+def test_coding_sessions_are_shaped_like_recorded_ones() -> None:
+    """Calls, answers, new tokens and the shared instructions are near those of Claude Code.
+
+    Recorded prompts are longer, because some sessions have windows of a million tokens.
+    """
+    recorded = read_traces(public_trace("claude_code"))
+    real, found = describe(recorded), statistics("coding")
+
+    assert real.calls_per_program == pytest.approx(found.calls_per_program, rel=0.1)
+    assert real.decode_tokens == pytest.approx(found.decode_tokens, rel=0.05)
+    assert 0.6 * real.prompt_tokens < found.prompt_tokens < real.prompt_tokens
+    prefixes = [program.system_prefix_tokens or 0 for program in recorded]
+    assert sum(prefixes) / len(prefixes) == pytest.approx(CODING_PREFIX_TOKENS, rel=0.05)
+    shared = 1 - found.new_prefill_tokens / found.prompt_tokens
+    assert 1 - real.new_prefill_tokens / real.prompt_tokens == pytest.approx(shared, abs=0.03)
+
+
+def test_coding_sessions_compact_their_history() -> None:
+    """No context is far above the bound, and the call after a compaction repeats the instructions alone."""
+    compacted = 0
+    for program in generate_programs("coding", 100, seed=1):
+        for last, call in pairwise(program.calls):
+            is_full = last.context_tokens >= COMPACT_TOKENS
+            compacted += is_full
+            assert call.parents == (last.id,)
+            assert (call.gap_before_s or 0) > 0
+            expected = CODING_PREFIX_TOKENS if is_full else last.context_tokens
+            assert call.shared_prefix_tokens == expected
+    assert compacted > 0
+
+
+def test_other_statistics_replace_those_of_a_kind() -> None:
+    shape = SHAPES["coding"]
+    assert generate_shaped("coding", shape, 5, seed=3) == generate_programs("coding", 5, seed=3)
+    few = generate_shaped("coding", replace(shape, calls=shape.calls.scaled(0.1)), 400, seed=3)
+    assert max(len(program.calls) for program in few) == round(shape.calls.maximum * 0.1)
+
+
 def test_an_unknown_workload_lists_the_known() -> None:
     with pytest.raises(
-        ValueError, match="'poem'; expected one of chat, react, tree, map_reduce, tools, mixed"
+        ValueError, match="'poem'; expected one of chat, react, tree, map_reduce, tools, coding, mixed"
     ):
         generate_programs("poem", 1, seed=0)
