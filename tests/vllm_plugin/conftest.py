@@ -29,6 +29,8 @@ class EngineWorker:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 pass_fds=(write_end,),
+                # For what the tests share.
+                env=os.environ | {"PYTHONPATH": str(_HERE.parents[1])},
             )
         os.close(write_end)
         self._replies: IO[str] = os.fdopen(read_end)

@@ -33,6 +33,7 @@ os.environ.update(
 
 import torch
 import vllm
+from tests.counting import calls_made
 from vllm import SamplingParams
 from vllm.config import KVTransferConfig
 from vllm.distributed import cleanup_dist_env_and_memory
@@ -63,6 +64,7 @@ from autellix_backend.vllm_plugin.program_scheduler import (
     SyncProgramScheduler,
 )
 from autellix_backend.vllm_plugin.ranked_queue import RankedRequestQueue
+from autellix_backend.vllm_plugin.ranks import Rank
 
 VOCABULARY = 512
 
@@ -501,7 +503,63 @@ def _compare_queues(seed: int) -> dict[str, Any]:
         assert bool(ours) == bool(held)
     assert list(ours) == list(theirs)
     assert all(item in ours for item in held)
-    return {"held": len(held)} | _hold_back(generator)
+    return {"held": len(held)} | _hold_back(generator) | _move_groups(generator)
+
+
+def _move_groups(generator: random.Random) -> dict[str, Any]:
+    """Do random things to a queue of requests that move together, and count what a move takes."""
+    bases = {group: generator.randrange(10) << 64 for group in range(6)}
+    groups: dict[_Item, int | None] = {}
+
+    def rank_of(item: _Item) -> Rank:
+        group = groups[item]
+        return Rank(item.priority << 64) if group is None else Rank(bases[group], item.priority, group)
+
+    queue = RankedRequestQueue((), lambda _: False, rank_of)
+    items: list[_Item] = []
+    for number in range(3000):
+        action = generator.choice(["add", "add", "pop", "remove", "move", "move group"])
+        item = generator.choice(items) if items else None
+        if action == "add" or item is None:
+            item = _Item(generator.choice([number, generator.randrange(number + 1)]))
+            groups[item] = generator.choice([None, *bases])
+            items.append(item)
+            queue.add_request(item)
+        elif action == "pop":
+            items.remove(queue.pop_request())
+        elif action == "remove":
+            items.remove(item)
+            queue.remove_request(item)
+        elif action == "move":
+            groups[item] = generator.choice([None, *bases])
+            queue.move_request(item)
+        else:
+            group = generator.choice([*bases])
+            bases[group] = generator.randrange(10) << 64
+            queue.move_group(group, bases[group])
+        expected = sorted(rank_of(item).number for item in items)
+        assert [rank_of(item).number for item in queue] == expected
+        assert not items or rank_of(queue.peek_request()).number == expected[0]
+    # A queue that lets one go after another agrees with what it lists.
+    listed = list(queue)
+    assert [queue.pop_request() for _ in listed] == listed
+    return {"group_work": [_group_work(size) for size in (20, 2000)]}
+
+
+def _group_work(size: int) -> int:
+    """Return the work of moving a group of this size, and of its first and its last request."""
+    queue = RankedRequestQueue((), lambda _: False, lambda item: Rank(0, item.priority, "group"))
+    items = [_Item(number) for number in range(size)]
+    queue.prepend_requests(items)
+
+    def move() -> None:
+        queue.move_group("group", 1)
+        queue.pop_request()
+        queue.remove_request(items[-1])
+        queue.add_request(items[0])
+        queue.peek_request()
+
+    return calls_made(move)
 
 
 def _hold_back(generator: random.Random) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import random
 import sys
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ os.environ.update(
 )
 
 import torch
+from tests.counting import calls_made
 from vllm import SamplingParams
 from vllm.config.diffusion import DiffusionConfig
 from vllm.engine.arg_utils import EngineArgs
@@ -335,6 +337,60 @@ def diffusion(*, is_async: bool) -> dict[str, Any]:
     return {"scheduler": type(engine.scheduler).__name__}
 
 
+def crowd(*, calls: int, policy: str) -> dict[str, Any]:
+    """Let a program have this many calls; return the work of an arrival, of steps and of an end of one."""
+    engine = Engine({"policy": policy, "boost": 1.0}, blocks=4000, slots=4)
+    plugin: Any = engine.plugin
+    plugin.tracker.machine.table.statistics.sizes_of("").known = 2.0
+    for number in range(calls):
+        engine.add(f"call-{number}", 40, 50, program="crowd")
+    engine.add("other", 40, 50, program="other")
+    for _ in range(10):
+        engine.step()
+    finish = partial(engine.scheduler.finish_requests, finished_status=RequestStatus.FINISHED_ABORTED)
+    events = (
+        partial(engine.add, "late", 40, 50, program="crowd"),
+        engine.scheduler.schedule,
+        partial(finish, "late"),
+        engine.scheduler.schedule,
+        partial(finish, "call-1"),
+        engine.scheduler.schedule,
+    )
+    work = sum(map(calls_made, events))
+    assert not engine.scheduler.is_degraded
+    return {"work": work}
+
+
+def moved(*, seed: int) -> dict[str, Any]:
+    """Let programs move as their calls arrive and end; each step, vLLM's order must be the machine's."""
+    generator = random.Random(seed)
+    engine = Engine({"policy": "boost", "boost": 1.0}, blocks=4000, slots=6)
+    plugin: Any = engine.plugin
+    machine = plugin.tracker.machine
+    machine.table.statistics.sizes_of("").known = 2.0
+    moves = 0
+    for step in range(300):
+        for _ in range(generator.choice([0, 0, 1, 2])):
+            program = f"program-{generator.randrange(5)}"
+            engine.add(f"call-{step}-{generator.random()}", generator.choice([20, 200]), 20, program=program)
+        if generator.random() < 0.1 and engine.scheduler.requests:
+            leaving = generator.choice(list(engine.scheduler.requests))
+            engine.scheduler.finish_requests(leaving, RequestStatus.FINISHED_ABORTED)
+        before = [call.call_id for call in machine]
+        plugin.make_room(engine.now)
+        order = [call.call_id for call in machine]
+        moves += before != order
+        waiting = [request.request_id for request in engine.scheduler.waiting]
+        running = {request.request_id: request.priority for request in engine.scheduler.running}
+        assert waiting == [call_id for call_id in order if call_id not in running]
+        assert sorted(running, key=running.__getitem__) == [name for name in order if name in running]
+        if waiting:
+            assert engine.scheduler.waiting.peek_request().request_id == waiting[0]
+        engine.step()
+    engine.finish()
+    return {"moves": moves, "left": len(engine.scheduler.requests)}
+
+
 SCENES: tuple[Callable[..., dict[str, Any]], ...] = (
     rotation,
     prices,
@@ -344,6 +400,8 @@ SCENES: tuple[Callable[..., dict[str, Any]], ...] = (
     prefilled_elsewhere,
     changed_signature,
     diffusion,
+    crowd,
+    moved,
 )
 
 

@@ -329,6 +329,8 @@ def test_ranked_queue_orders_like_vllms(engine_worker: Any, seed: int) -> None:
     """Random additions, removals and moves leave both queues with the same requests in the same order."""
     run = engine_worker.run({"compare_queues": seed})
     assert "error" not in run, run["error"]
+    few, many = run["group_work"]
+    assert few == many
 
 
 @pytest.mark.parametrize("is_async", [True, False])

@@ -11,10 +11,11 @@ from autellix_backend.core.arrival import Arrival
 from autellix_backend.core.boost import work_of
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.vllm_plugin.identity import CallIdentity
+from autellix_backend.vllm_plugin.ranks import UNRANKED
 from autellix_backend.vllm_plugin.runs import MAX_RUNS
 from autellix_backend.vllm_plugin.settings import PluginSettings
 from autellix_backend.vllm_plugin.steps import StepTokens
-from autellix_backend.vllm_plugin.tracker import PROGRAM_IDLE_S, UNRANKED, CallTracker
+from autellix_backend.vllm_plugin.tracker import PROGRAM_IDLE_S, CallTracker
 
 DONE: dict[str, Any] = {"prompt_tokens": 10, "output_tokens": 3, "finish_reason": "stop", "is_aborted": False}
 
@@ -34,6 +35,13 @@ def identity(
 ) -> CallIdentity:
     arrival = Arrival("r", program_id, service_s=service_s, inherited_s=service_s, **facts)
     return CallIdentity(call_id=call_id, arrival=arrival)
+
+
+def number(tracker: CallTracker, request_id: str) -> int:
+    """Return the place of a tracked call as one number."""
+    rank = tracker.rank(request_id)
+    assert rank is not None
+    return rank.number
 
 
 def test_report_of_a_call(tracker: CallTracker) -> None:
@@ -164,7 +172,7 @@ def test_priority_follows_level_then_order(tracker: CallTracker) -> None:
     tracker.arrive("old", identity(program_id="served", service_s=5.0), 0.0)
     tracker.arrive("new", identity(program_id="fresh"), 1.0)
     tracker.arrive("newest", identity(program_id="fresh"), 1.0)
-    assert tracker.priority("new") < tracker.priority("newest") < tracker.priority("old")
+    assert number(tracker, "new") < number(tracker, "newest") < number(tracker, "old")
 
 
 def test_tokens_can_be_charged_instead_of_time() -> None:
@@ -182,7 +190,7 @@ def test_the_shortest_request_goes_first_under_sjf() -> None:
     tracker = CallTracker(PluginSettings(scheduler=SchedulerConfig(policy="sjf")))
     tracker.arrive("long", identity(), 0.0, prompt_tokens=10, max_tokens=100)
     tracker.arrive("short", identity(), 1.0, prompt_tokens=100, max_tokens=10)
-    assert tracker.priority("short") < tracker.priority("long") < UNRANKED
+    assert number(tracker, "short") < number(tracker, "long") < UNRANKED
 
 
 def boosted() -> CallTracker:
@@ -205,12 +213,12 @@ def test_what_the_gateway_knows_orders_boosted_programs() -> None:
     tracker = boosted()
     tracker.arrive("first", identity(program_id="a"), 100.0)
     tracker.arrive("older", identity(program_id="b", age_s=150.0), 200.0)
-    assert tracker.priority("older") < tracker.priority("first") < UNRANKED
+    assert number(tracker, "older") < number(tracker, "first") < UNRANKED
     tracker.arrive("served", identity(program_id="c", age_s=150.0, work=1e9), 300.0)
     tracker.arrive("fresh", identity(program_id="d", age_s=149.0), 300.0)
     tracker.machine.tick(300.0)
     assert tracker.machine.boost.strength_s > 0
-    assert tracker.priority("fresh") < tracker.priority("served")
+    assert number(tracker, "fresh") < number(tracker, "served")
 
 
 @pytest.mark.parametrize(
@@ -228,7 +236,7 @@ def test_priorities_follow_ranks_whose_keys_are_negative(
     ranks = list(product((1, 2, 9), keys, sequences))
     priorities = []
     for call.level, call.own_key, call.seq in ranks:
-        priorities.append(tracker.priority("r"))
+        priorities.append(number(tracker, "r"))
     call.level, call.own_key, call.seq = old
     assert ranks == sorted(ranks)
     assert priorities == sorted(priorities)
@@ -274,15 +282,15 @@ def test_calls_in_the_batch_go_before_all_others(tracker: CallTracker) -> None:
     """The place is the priority until another order takes it away."""
     tracker.arrive("fresh", identity(tenant="a"), 0.0)
     tracker.arrive("served", identity(tenant="b", program_id="old", service_s=5.0), 0.0)
-    ranks = [tracker.priority(call_id) for call_id in ("fresh", "served")]
+    ranks = [number(tracker, call_id) for call_id in ("fresh", "served")]
     served = tracker.machine.call("served")
 
     assert tracker.place([served]) == ["served"]
-    assert tracker.priority("served") == 0 < tracker.priority("fresh") == ranks[0]
+    assert number(tracker, "served") == 0 < number(tracker, "fresh") == ranks[0]
     assert tracker.place([served]) == []
     assert tracker.place([tracker.machine.call("fresh"), served]) == ["served", "fresh"]
     assert tracker.place([]) == ["fresh", "served"]
-    assert [tracker.priority(call_id) for call_id in ("fresh", "served")] == ranks
+    assert [number(tracker, call_id) for call_id in ("fresh", "served")] == ranks
 
 
 def test_the_tenant_and_its_weight_reach_the_machine(tracker: CallTracker) -> None:

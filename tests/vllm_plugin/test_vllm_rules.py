@@ -72,3 +72,18 @@ def test_a_changed_signature_of_vllms_leaves_the_engine_running(scenes: Any) -> 
 def test_a_diffusion_model_keeps_vllms_own_scheduler(scenes: Any, is_async: bool, expected: str) -> None:
     """It decodes by canvases, with a scheduler class that vLLM chooses only where none is given."""
     assert play(scenes, "diffusion", is_async=is_async) == {"scheduler": expected}
+
+
+@pytest.mark.parametrize("policy", ["boost", "plas", "atlas"])
+def test_an_event_costs_the_same_however_many_calls_its_program_has(scenes: Any, policy: str) -> None:
+    """In vLLM's queues too: an arrival and an end move the program, not its calls."""
+    few, many = (play(scenes, "crowd", calls=calls, policy=policy)["work"] for calls in (50, 1000))
+    assert many < 1.1 * few
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_order_of_requests_is_that_of_their_programs(scenes: Any, seed: int) -> None:
+    """Of those that wait, and of those that run, of which vLLM picks its own victims by priority."""
+    result = play(scenes, "moved", seed=seed)
+    assert result["moves"] > 10
+    assert result["left"] == 0

@@ -44,9 +44,11 @@ class StepDecisions:
         if not is_paused:
             self._review(now)
         for change in self._machine.tick(now):
-            group = self._machine.call(change.call_id).group
-            for call_id in (change.call_id,) if group is None else group.calls:
-                self._reposition(call_id)
+            self._reposition(change.call_id)
+            call = self._machine.call(change.call_id)
+            if call.group is not None:
+                moved = self._machine.holding_of(call.program_id)
+                self._engine.order.rerank_running(each.call_id for each in moved)
         if is_paused:
             return []
         refused = self._blocks.take_refused()
@@ -125,13 +127,14 @@ class StepDecisions:
         engine = self._engine
         if not engine.is_ready(refused) or self._tracker.is_held_back(refused.request_id):
             return []
+        rank = engine.order.rank(refused).number
         missing = self._blocks.missing()
         is_free = self._is_free()
         victims: list[Request] = []
         for request in engine.worst_first(engine.running):
             if missing <= 0 and victims:
                 break
-            if request.priority <= refused.priority:
+            if request.priority <= rank:
                 break
             can_go = engine.is_preemptible(request) and self._blocks.can_free(request)
             if can_go and (is_free or self._pays(request, now)):
@@ -159,4 +162,4 @@ class StepDecisions:
         return self._engine.is_ready(request) and self._cooling.get(call.call_id, 0) <= self._step
 
     def _reposition(self, request_id: str) -> None:
-        self._engine.order.reposition(request_id, self._tracker.priority(request_id))
+        self._engine.order.reposition(request_id)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from operator import attrgetter
 from typing import Any
 
 from vllm.v1.request import Request, RequestStatus
@@ -60,8 +59,10 @@ class HostTier:
                 del self._admitted[request_id]
             else:
                 waiting.append(request)
-        # With a free slot, vLLM starts loads by itself.
-        return sorted(waiting, key=attrgetter("priority")) if self._engine.free_slots <= 0 else []
+        if self._engine.free_slots > 0:
+            # vLLM starts loads by itself.
+            return []
+        return sorted(waiting, key=lambda request: self._engine.order.rank(request).number)
 
     @contextmanager
     def loading_ahead(self, requests: Sequence[Request]) -> Iterator[None]:

@@ -23,10 +23,11 @@ from autellix_backend.vllm_plugin.engine_state import SchedulerState, cached_tok
 from autellix_backend.vllm_plugin.host_tier import HostTier
 from autellix_backend.vllm_plugin.identity import read_identity
 from autellix_backend.vllm_plugin.preemption import PreemptionPrices
+from autellix_backend.vllm_plugin.ranks import UNRANKED
 from autellix_backend.vllm_plugin.settings import PluginSettings
 from autellix_backend.vllm_plugin.snapshots import SnapshotReporter, load_of
 from autellix_backend.vllm_plugin.steps import StepTimes, StepTokens
-from autellix_backend.vllm_plugin.tracker import UNRANKED, CallTracker
+from autellix_backend.vllm_plugin.tracker import CallTracker
 
 # Below vLLM's own logger, whose handler shows it.
 logger = logging.getLogger("vllm.autellix")
@@ -86,7 +87,9 @@ class SchedulerPlugin:
         machine = self.tracker.machine
         if machine.policy.reorders or machine.admission.memory is not None:
             self.is_in_charge = True
-            self.engine.order.take_over(self.tracker.is_held_back, is_ordering=machine.policy.reorders)
+            self.engine.order.take_over(
+                self.tracker.rank, self.tracker.is_held_back, is_ordering=machine.policy.reorders
+            )
             self.engine.blocks.watch(guard)
 
     def enter(self, request: Request) -> None:
@@ -214,7 +217,7 @@ class SchedulerPlugin:
 
     def _rank(self, request: Request) -> None:
         if self.is_in_charge:
-            self.engine.order.rerank(request, self.tracker.priority(request.request_id))
+            self.engine.order.rerank(request)
 
 
 def _version() -> str:

@@ -1,32 +1,57 @@
-"""A waiting queue in vLLM's interface that can move a request without a walk over the others."""
+"""A waiting queue in vLLM's interface that can move a request, or all of a program, without a walk."""
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from bisect import bisect_left, insort
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import count
 
 from vllm.v1.core.sched.request_queue import RequestQueue
 from vllm.v1.request import Request
 
+from autellix_backend.vllm_plugin.ranks import Rank
+
 _SLACK = 64
 
-_Entry = tuple[int, int, Request]
+_Queued = tuple[int, int, Request]
+
+
+@dataclass(slots=True, eq=False)
+class _Group:
+    """Requests that move together, or one that moves alone."""
+
+    base: int
+    requests: list[_Queued] = field(default_factory=list)
+    """By their own part of the rank, then in order of entry."""
+    entry: _Entry | None = None
+    """Its valid entry in the heap, which is that of its first request."""
+
+
+_Entry = tuple[int, int, int, _Group]
+
+
+def _by_priority(request: Request) -> Rank:
+    return Rank(request.priority)
 
 
 class RankedRequestQueue(RequestQueue):
-    """Requests by `priority`, smallest first, then in order of entry; some are held back.
+    """Requests by rank, the smallest first, then in order of entry; some are held back.
 
     vLLM takes the first request as long as the queue is true: those that are held back do not count there.
     They are unfinished all the same and may be aborted, so they are counted, listed and removed like others.
 
     vLLM's own priority queue re-heaps everything when a request is removed, comparing in Python: milliseconds
-    with ten thousand waiting. Here a removed entry stays in the heap and is passed over when it comes up.
+    with ten thousand waiting. Here a group of requests has one entry in the heap, however many it has, and a
+    void entry stays there and is passed over when it comes up.
     """
 
     def __init__(
         self,
         requests: Iterable[Request] = (),
         is_held_back: Callable[[Request], bool] = lambda _: False,
+        rank_of: Callable[[Request], Rank] = _by_priority,
         deferred: set[Request] | None = None,
     ) -> None:
         """Queue requests.
@@ -34,38 +59,48 @@ class RankedRequestQueue(RequestQueue):
         Args:
             requests: The first ones.
             is_held_back: Asked of each request that is added or moved.
+            rank_of: Returns the rank of a request that is added or moved.
             deferred: vLLM's set of waiting requests that no free slot or block would help, where it looks to
                 learn whether it is short of capacity; those that are held back are in it.
         """
         self._is_held_back = is_held_back
-        self._heap: list[_Entry] = []
-        self._entries: dict[Request, _Entry] = {}
-        self._held_back: dict[Request, _Entry] = {}
+        self._rank_of = rank_of
         self._deferred = set() if deferred is None else deferred
+        self._heap: list[_Entry] = []
+        self._groups: dict[Hashable, _Group] = {}
+        """By the group of the rank; a request that moves alone is its own group."""
+        self._queued: dict[Request, tuple[Hashable, _Queued]] = {}
+        self._held_back: dict[Request, int] = {}
+        """The number of their entry."""
         self._offered: list[Request] | None = None
         """The only requests that vLLM may take, the next one last; None if it may take all."""
-        self._sequence = 0
+        self._numbers = count()
         self.prepend_requests(requests)
 
     def add_request(self, request: Request) -> None:
-        """Add a request at the place its priority gives it, or hold it back."""
-        self._sequence += 1
-        entry = (request.priority, self._sequence, request)
+        """Add a request at the place that its rank gives it, or hold it back."""
+        number = next(self._numbers)
         if self._is_held_back(request):
-            self._held_back[request] = entry
+            self._held_back[request] = number
             self._deferred.add(request)
             return
-        self._entries[request] = entry
-        heapq.heappush(self._heap, entry)
+        rank = self._rank_of(request)
+        key = request if rank.group is None else rank.group
+        group = self._groups.get(key)
+        if group is None:
+            group = self._groups[key] = _Group(rank.base)
+        group.base = rank.base
+        queued = (rank.own, number, request)
+        insort(group.requests, queued)
+        self._queued[request] = (key, queued)
+        self._place(group)
 
     def pop_request(self) -> Request:
         """Remove and return the first request."""
         request = self.peek_request()
-        if self._offered is None:
-            heapq.heappop(self._heap)
-        else:
+        if self._offered is not None:
             self._offered.pop()
-        del self._entries[request]
+        self._discard(request)
         return request
 
     def peek_request(self) -> Request:
@@ -74,13 +109,14 @@ class RankedRequestQueue(RequestQueue):
             return self._offered[-1]
         while self._heap:
             entry = self._heap[0]
-            if self._entries.get(entry[2]) is entry:
-                return entry[2]
+            group = entry[-1]
+            if group.entry is entry:
+                return group.requests[0][-1]
             heapq.heappop(self._heap)
         raise IndexError("peek from an empty queue")
 
     def prepend_request(self, request: Request) -> None:
-        """Add a request, where its priority puts it."""
+        """Add a request, where its rank puts it."""
         self.add_request(request)
 
     def prepend_requests(self, requests: Iterable[Request]) -> None:
@@ -90,54 +126,77 @@ class RankedRequestQueue(RequestQueue):
 
     def remove_request(self, request: Request) -> None:
         """Remove a request that is in the queue."""
-        if self._held_back.pop(request, None) is None:
-            del self._entries[request]
-            self._compact()
-        else:
-            self._deferred.discard(request)
+        self._discard(request)
 
     def remove_requests(self, requests: Iterable[Request]) -> None:
         """Remove those of the given requests that are in the queue."""
         for request in requests:
-            self._discard(request)
-        self._compact()
+            if request in self:
+                self._discard(request)
 
     def move_request(self, request: Request) -> None:
-        """Give a queued request the place that its present priority asks for, or hold it back."""
-        if request in self._held_back:
-            self._deferred.discard(request)
+        """Give a queued request the place that its present rank asks for, or hold it back."""
         self._discard(request)
         self.add_request(request)
-        self._compact()
+
+    def move_group(self, group: Hashable, base: int) -> None:
+        """Give all requests of a group another base; there may be none."""
+        found = self._groups.get(group)
+        if found is not None:
+            found.base = base
+            self._place(found)
 
     def offer(self, requests: Sequence[Request] | None) -> None:
         """Let vLLM see only these of the queued requests, in this order; with None, all again."""
-        self._offered = None if requests is None else [r for r in reversed(requests) if r in self._entries]
+        self._offered = None if requests is None else [r for r in reversed(requests) if r in self._queued]
 
     def release(self) -> None:
         """Hold nothing back from now on, and order all requests by their present priorities."""
         self._is_held_back = lambda _: False
+        self._rank_of = _by_priority
         for request in list(self):
             self.move_request(request)
 
     def _discard(self, request: Request) -> None:
-        self._entries.pop(request, None)
-        self._held_back.pop(request, None)
+        if self._held_back.pop(request, None) is not None:
+            self._deferred.discard(request)
+            return
+        key, queued = self._queued.pop(request)
+        group = self._groups[key]
+        del group.requests[bisect_left(group.requests, queued)]
+        if group.requests:
+            self._place(group)
+        else:
+            group.entry = None
+            del self._groups[key]
 
-    def _compact(self) -> None:
-        if len(self._heap) > 2 * len(self._entries) + _SLACK:
-            self._heap = list(self._entries.values())
-            heapq.heapify(self._heap)
+    def _place(self, group: _Group) -> None:
+        """Put a group where its first request belongs."""
+        own, number, _ = group.requests[0]
+        place = (group.base + own, number)
+        if group.entry is None or group.entry[:2] != place:
+            group.entry = (*place, next(self._numbers), group)
+            heapq.heappush(self._heap, group.entry)
+            if len(self._heap) > 2 * len(self._groups) + _SLACK:
+                self._heap = [each.entry for each in self._groups.values() if each.entry is not None]
+                heapq.heapify(self._heap)
 
     def __contains__(self, request: object) -> bool:
-        return request in self._entries or request in self._held_back
+        return request in self._queued or request in self._held_back
 
     def __bool__(self) -> bool:
-        return bool(self._entries if self._offered is None else self._offered)
+        return bool(self._queued if self._offered is None else self._offered)
 
     def __len__(self) -> int:
-        return len(self._entries) + len(self._held_back)
+        return len(self._queued) + len(self._held_back)
 
     def __iter__(self) -> Iterator[Request]:
-        entries = [*sorted(self._entries.values()), *sorted(self._held_back.values())]
-        return (request for _, _, request in entries)
+        queued = [
+            (group.base + own, number, request)
+            for group in self._groups.values()
+            for own, number, request in group.requests
+        ]
+        held_back = [
+            (self._rank_of(request).number, number, request) for request, number in self._held_back.items()
+        ]
+        return (request for _, _, request in [*sorted(queued), *sorted(held_back)])

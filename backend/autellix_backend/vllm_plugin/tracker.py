@@ -17,6 +17,7 @@ from autellix_backend.core.machine import Machine
 from autellix_backend.reports.report import EngineReport
 from autellix_backend.vllm_plugin.context import ContextIndex, Hashes
 from autellix_backend.vllm_plugin.identity import CallIdentity
+from autellix_backend.vllm_plugin.ranks import Rank, rank_of
 from autellix_backend.vllm_plugin.report_server import ReportServer
 from autellix_backend.vllm_plugin.runs import CallRuns
 from autellix_backend.vllm_plugin.settings import PluginSettings
@@ -28,15 +29,6 @@ MAX_PROGRAMS = 16_384
 """With more programs, those that were idle for a part of that time count as ended too."""
 _IDLE_SHARES = (1.0, 0.1, 0.01)
 _EXPIRE_PERIOD_S = 30.0
-_SEQUENCE_BITS = 56
-_KEY_BITS = 56
-# Keys are compared live by their microseconds.
-_KEY_UNITS_PER_S = 1e6
-_KEY_LIMIT = (1 << _KEY_BITS) - 1
-# The key of a boosted program may lie long before the engine's clock began.
-_KEY_ZERO = 1 << (_KEY_BITS - 1)
-UNRANKED = 1 << (_SEQUENCE_BITS + _KEY_BITS + 16)
-"""A priority behind that of any tracked call."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -93,18 +85,15 @@ class CallTracker:
         """Return the program, thread and tenant of a call."""
         return self._calls[request_id].identity
 
-    def priority(self, request_id: str) -> int:
-        """Return the call's rank as one number: smaller runs earlier.
+    def rank(self, request_id: str) -> Rank | None:
+        """Return the call's place in the order of all; None if it is not tracked.
 
         Calls with a place among all tenants precede the rest, which are in the order of their queue.
         """
+        if request_id not in self._calls:
+            return None
         place = self._places.get(request_id)
-        if place is not None:
-            return place
-        level, key, sequence = self.machine.call(request_id).rank
-        key_units = max(0, min(_KEY_ZERO + round(key * _KEY_UNITS_PER_S), _KEY_LIMIT))
-        # A held call has a number below zero, which must not reach into the level.
-        return (((level << _KEY_BITS) | key_units) << _SEQUENCE_BITS) + sequence
+        return rank_of(self.machine.call(request_id)) if place is None else Rank(place)
 
     def take_to_keep(self) -> list[Hashes]:
         """Return the contexts whose cached blocks should outlive all others, in the order of eviction."""

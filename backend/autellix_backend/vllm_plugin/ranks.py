@@ -1,0 +1,41 @@
+"""The order of calls as numbers, for vLLM, which has one number for each request: smaller runs earlier."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import NamedTuple
+
+from autellix_backend.core.call import Call
+
+_SEQUENCE_BITS = 56
+_KEY_BITS = 56
+# Keys are compared live by their microseconds.
+_KEY_UNITS_PER_S = 1e6
+_KEY_LIMIT = (1 << _KEY_BITS) - 1
+# The key of a boosted program may lie long before the engine's clock began.
+_KEY_ZERO = 1 << (_KEY_BITS - 1)
+UNRANKED = 1 << (_SEQUENCE_BITS + _KEY_BITS + 16)
+"""A number behind that of any tracked call."""
+
+
+class Rank(NamedTuple):
+    """The place of a call in the order of all."""
+
+    base: int
+    """The part of its number that is common to its group."""
+    own: int = 0
+    """The rest of it."""
+    group: Hashable = None
+    """The calls that move together: their base alone changes. None for a call that moves alone."""
+
+    @property
+    def number(self) -> int:
+        """The place as one number."""
+        return self.base + self.own
+
+
+def rank_of(call: Call) -> Rank:
+    """Return the place of a call in the order of its queue."""
+    key_units = max(0, min(_KEY_ZERO + round(call.key * _KEY_UNITS_PER_S), _KEY_LIMIT))
+    # A held call has a sequence number below zero, which must not reach into the level.
+    return Rank(((call.level << _KEY_BITS) | key_units) << _SEQUENCE_BITS, call.seq, call.group)
