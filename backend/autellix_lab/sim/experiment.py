@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from autellix_lab.sim.results import SimResult
-from autellix_lab.sim.simulation import Arrivals, SimSettings, simulate_bursts
+from autellix_lab.sim.simulation import Arrivals, SimSettings, simulate_bursts, simulate_closed
 from autellix_lab.workload.arrivals import ARRIVAL_KINDS, cut_bursts, draw_arrivals
 from autellix_lab.workload.prefixes import system_prefix
 from autellix_lab.workload.statistics import Interval, confidence_interval, jain_index, statistics_of
@@ -31,6 +31,8 @@ SIM_ARRIVALS = (*ARRIVAL_KINDS, "burst_idle")
 
 So latencies at a load above 1 depend on the length of a burst, and not on that of the run.
 """
+CLOSED = "closed"
+"""Arrivals of sweeps in a closed loop: a load is the number of programs that are always present."""
 BURST_PROGRAMS = 50
 """Programs of one burst."""
 COMPARED = ("token_latency_s.mean", "latency_s.mean", "latency_s.p95", "latency_s.p99")
@@ -50,9 +52,11 @@ class Sweep:
     loads: Sequence[float]
     seeds: Sequence[int]
     arrivals: str = "poisson"
-    """One of SIM_ARRIVALS."""
+    """One of SIM_ARRIVALS, or CLOSED."""
     burst: int = BURST_PROGRAMS
     """Programs of one burst, for `burst_idle`."""
+    rate_per_s: float | None = None
+    """Programs per second at a load of 1; None for those that drain_rate_per_s() returns."""
 
     @property
     def runs(self) -> int:
@@ -68,7 +72,7 @@ class Point:
     load: float
     seed: int
     rate_per_s: float
-    """Programs per second."""
+    """Programs per second; 0 in a closed loop."""
     metrics: Metrics
 
 
@@ -240,10 +244,14 @@ def _run_load(job: tuple[Sweep, int, float]) -> list[Point]:
     sweep, seed, load = job
     programs = pick(sweep.programs, sweep.count, seed)
     first = next(iter(sweep.cases.values()))
-    rate_per_s = load * drain_rate_per_s(programs, first)
-    bursts = draw_bursts(sweep.arrivals, programs, rate_per_s, seed, sweep.burst)
+    is_closed = sweep.arrivals == CLOSED
+    rate_per_s = 0.0 if is_closed else load * (sweep.rate_per_s or drain_rate_per_s(programs, first))
+    bursts = [] if is_closed else draw_bursts(sweep.arrivals, programs, rate_per_s, seed, sweep.burst)
     points = []
     for case, settings in sweep.cases.items():
-        result = simulate_bursts(bursts, replace(settings, seed=seed))
+        chosen = replace(settings, seed=seed)
+        result = (
+            simulate_closed(programs, round(load), chosen) if is_closed else simulate_bursts(bursts, chosen)
+        )
         points.append(Point(case, load, seed, rate_per_s, measure(result)))
     return points

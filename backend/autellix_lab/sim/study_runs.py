@@ -20,8 +20,17 @@ from autellix_lab.workload.trace import ProgramTrace
 
 BASE = "fcfs"
 """The case of all ratios."""
-KEPT = (*COMPARED, "makespan_s", "utilisation", "cached_share", "preemptions_per_call")
-"""Metrics of a run that are written down."""
+KEPT = (
+    *COMPARED,
+    "makespan_s",
+    "utilisation",
+    "cached_share",
+    "loaded_share",
+    "preemptions_per_call",
+    "calls_per_min",
+)
+"""Metrics of a run that are written down, of those that it has."""
+MORE_IS_BETTER = frozenset({"cached_share", "calls_per_min"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,10 +42,16 @@ class Cell:
     """KV memory, as a share of the engine's."""
     shares_prefixes: bool = True
     arrivals: str = "poisson"
-    """One of experiment.SIM_ARRIVALS."""
+    """One of experiment.SIM_ARRIVALS, or experiment.CLOSED."""
     load: float
+    """Offered load; in a closed loop, the programs that are always present."""
     gaps: str = ""
     """What is played between calls; empty for nothing."""
+    model: str = ""
+    """The engine's preset; empty where a study has one engine."""
+    engines: int = 1
+    host_gb: float = 0.0
+    """Host memory of each engine for KV blocks."""
 
     @property
     def memory(self) -> str:
@@ -73,6 +88,8 @@ class Pool:
 
     programs: Sequence[ProgramTrace]
     count: int
+    rate_per_s: float | None = None
+    """Programs per second at a load of 1; None for what full batches finish with a perfect prefix cache."""
 
 
 class RunFile:
@@ -125,6 +142,26 @@ class RunFile:
             confidence_interval([of[metric] / base[metric] if base[metric] else 1.0 for of, base in pairs])
             for metric in metrics
         ]
+
+    def behind(self, cell: Cell, case: str, metrics: Iterable[str]) -> dict[str, tuple[str, float]]:
+        """Return, by metric, which other case is best and how many times as good it is as this one.
+
+        Both are means of ratios to the base, over the seeds with which all cases of the cell were run. With a
+        factor of 1 or less, this case is first.
+        """
+        names = {name for where, name, _ in self.runs if where == cell}
+        seeds = set.intersection(*(set(self.seeds(cell, name)) for name in names)) if case in names else set()
+        found: dict[str, tuple[str, float]] = {}
+        for metric in metrics if seeds and len(names) > 1 else ():
+            means = {name: self.ratios(cell, name, (metric,), seeds)[0].mean for name in sorted(names)}
+            own = means.pop(case)
+            if metric in MORE_IS_BETTER:
+                best = max(means, key=means.__getitem__)
+                found[metric] = best, means[best] / own
+            else:
+                best = min(means, key=means.__getitem__)
+                found[metric] = best, own / means[best]
+        return found
 
     def codes(self, cases: Iterable[str]) -> list[str]:
         """Return the versions of the code with which these cases were run."""
@@ -223,10 +260,14 @@ def _sweep(
         loads=(cell.load,),
         seeds=(seed,),
         arrivals=cell.arrivals,
+        rate_per_s=pool.rate_per_s,
     )
 
 
 def _run(job: tuple[Cell, Sweep]) -> list[_Found]:
     cell, sweep = job
     points = run_sweep(sweep).points
-    return [(cell, point.case, point.seed, {name: point.metrics[name] for name in KEPT}) for point in points]
+    return [
+        (cell, point.case, point.seed, {name: point.metrics[name] for name in KEPT if name in point.metrics})
+        for point in points
+    ]

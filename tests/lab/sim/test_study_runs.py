@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from autellix_backend.core.config import SchedulerConfig
-from autellix_lab.sim.experiment import COMPARED
+from autellix_lab.sim.experiment import CLOSED, COMPARED, Sweep, run_sweep
 from autellix_lab.sim.model import EngineModel
 from autellix_lab.sim.simulation import SimSettings
 from autellix_lab.sim.study_runs import BASE, Block, Cell, CellRun, Pool, RunFile, cells_of, run_blocks
@@ -87,6 +87,49 @@ def test_what_was_not_run_has_no_ratios(tmp_path: Path) -> None:
     runs.add(run(BASE, 0, 1.0))
     assert runs.ratios(CELL, "plas") == []
     assert runs.ratios(replace(CELL, load=1.0), BASE) == []
+
+
+def test_a_case_is_behind_the_best_of_the_others(tmp_path: Path) -> None:
+    """Over the seeds that all have; more calls a minute are better."""
+    runs = RunFile(tmp_path / "runs.jsonl")
+    calls = {BASE: 4.0, "plas": 8.0, "boost": 6.0}
+    for case, own_s in ((BASE, 10.0), ("plas", 4.0), ("boost", 2.0)):
+        own = run(case, 0, own_s)
+        runs.add(replace(own, metrics={**own.metrics, "calls_per_min": calls[case]}))
+    runs.add(run(BASE, 1, 1.0))
+    runs.add(run("boost", 1, 9.0))
+
+    metrics = ("latency_s.mean", "calls_per_min")
+    assert runs.behind(CELL, "boost", metrics) == {
+        "latency_s.mean": ("plas", 0.5),
+        "calls_per_min": ("plas", pytest.approx(8 / 6)),
+    }
+    assert runs.behind(CELL, "plas", metrics)["latency_s.mean"] == ("boost", 2.0)
+    assert runs.behind(replace(CELL, load=1.0), "boost", metrics) == {}
+
+
+def test_a_closed_loop_has_programs_present_in_place_of_a_load(tmp_path: Path) -> None:
+    """Its runs have the calls a minute; with a pool's own rate, a load is a multiple of that."""
+    closed = replace(CELL, arrivals=CLOSED, load=2.0)
+    pool = replace(POOL, rate_per_s=0.5)
+    blocks = [Block(cells=[closed, CELL], cases=(BASE,), seeds=(0,))]
+    found = run_blocks(
+        blocks, RunFile(tmp_path / "runs.jsonl"), pool_of=lambda _: pool, settings_of=settings_of
+    )
+    in_loop, arriving = (item.metrics for item in found)
+
+    assert in_loop["calls_per_min"] > 0
+    assert "calls_per_min" not in arriving
+    sweep = Sweep(
+        programs=pool.programs,
+        count=pool.count,
+        cases={BASE: settings_of(CELL, BASE)},
+        loads=(2.0,),
+        seeds=(0,),
+        rate_per_s=0.5,
+    )
+    (point,) = run_sweep(sweep).points
+    assert (point.rate_per_s, point.metrics["makespan_s"]) == (1.0, arriving["makespan_s"])
 
 
 def test_the_versions_of_the_code_are_known(tmp_path: Path) -> None:
