@@ -94,10 +94,10 @@ class _FailsToDecide:
         decisions: Any = self.plugin.decisions  # type: ignore[attr-defined]
         decide, steps = decisions.decide, itertools.count()
 
-        def failing(now: float) -> Any:
+        def failing(now: float, **facts: Any) -> Any:
             if next(steps) > 20:
                 raise KeyError("deliberate")
-            return decide(now)
+            return decide(now, **facts)
 
         decisions.decide = failing
 
@@ -116,10 +116,10 @@ class _FailsToPreempt:
         plugin: Any = self.plugin  # type: ignore[attr-defined]
         make_room = plugin.make_room
 
-        def noting(now: float) -> None:
+        def noting(now: float, **facts: Any) -> None:
             self.is_ours = True
             try:
-                make_room(now)
+                make_room(now, **facts)
             finally:
                 self.is_ours = False
 

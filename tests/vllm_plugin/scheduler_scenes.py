@@ -391,6 +391,28 @@ def moved(*, seed: int) -> dict[str, Any]:
     return {"moves": moves, "left": len(engine.scheduler.requests)}
 
 
+def cadence() -> dict[str, Any]:
+    """Let short calls interrupt two long ones while vLLM begins prefills in every eighth step only."""
+    scheduler = {"policy": "plas", "bounds": [0.1], "preemption": "always"}
+    engine = Engine(scheduler, slots=2, prefill_schedule_interval=8)
+    assert engine.plugin is not None
+    decisions, before, wasted = engine.plugin.decisions, 0, 0
+    # Before 0.33, vLLM leaves the count to the engine core of data-parallel ranks.
+    counts_itself = hasattr(engine.scheduler, "local_prefill_interval")
+    running: set[str] = set()
+    for number in range(2):
+        engine.add(f"long-{number}", 40, 600)
+    while engine.steps < 600:
+        # Soon after a long call has got its slot back.
+        if engine.steps > 40 and engine.steps % 20 in (0, 9):
+            engine.add(f"short-{engine.steps}", 40, 5)
+        scheduled = engine.step() if counts_itself else engine.step(engine.steps % 8 != 0)
+        # A slot that was freed and that nobody took.
+        wasted += decisions.slot_preemptions > before and scheduled.keys() <= running
+        before, running = decisions.slot_preemptions, set(scheduled)
+    return {"preemptions": before, "wasted": wasted}
+
+
 SCENES: tuple[Callable[..., dict[str, Any]], ...] = (
     rotation,
     prices,
@@ -402,6 +424,7 @@ SCENES: tuple[Callable[..., dict[str, Any]], ...] = (
     diffusion,
     crowd,
     moved,
+    cadence,
 )
 
 

@@ -33,6 +33,7 @@ class VllmScheduler:
         self.finished_recving_kv_req_ids = self.prev_step_scheduled_req_ids = frozenset[str]()
         self.max_model_len = self.max_num_running_reqs = self.max_num_scheduled_tokens = 1
         self.policy = "fcfs"
+        self.prefill_capacity_bound = False
         self.deferred_waiting = frozenset[str]()
 
     def _free_request(self) -> None: ...

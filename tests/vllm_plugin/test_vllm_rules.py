@@ -87,3 +87,10 @@ def test_the_order_of_requests_is_that_of_their_programs(scenes: Any, seed: int)
     result = play(scenes, "moved", seed=seed)
     assert result["moves"] > 10
     assert result["left"] == 0
+
+
+def test_no_slot_is_freed_in_a_step_that_begins_no_prefill(scenes: Any) -> None:
+    """vLLM may let decode run for some steps without a prefill (`prefill_schedule_interval`)."""
+    result = play(scenes, "cadence")
+    assert result["preemptions"] >= 10
+    assert result["wasted"] == 0

@@ -28,6 +28,7 @@ _NAMES = (
     "max_num_running_reqs",
     "max_num_scheduled_tokens",
     "policy",
+    "prefill_capacity_bound",
     "prev_step_scheduled_req_ids",
     "requests",
     "running",

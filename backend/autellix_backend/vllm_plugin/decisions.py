@@ -34,8 +34,8 @@ class StepDecisions:
         self.slot_preemptions = 0
         self.block_preemptions = 0
 
-    def decide(self, now: float) -> list[Request]:
-        """Update the order, and return the running requests to preempt."""
+    def decide(self, now: float, *, is_holding: bool) -> list[Request]:
+        """Update the order, and return the running requests to preempt; none if vLLM begins no prefill."""
         step = self._step
         self._step += 1
         if step % self._config.period_steps:
@@ -49,7 +49,7 @@ class StepDecisions:
             if call.group is not None:
                 moved = self._machine.holding_of(call.program_id)
                 self._engine.order.rerank_running(each.call_id for each in moved)
-        if is_paused:
+        if is_paused or is_holding:
             return []
         refused = self._blocks.take_refused()
         free = self._engine.free_slots

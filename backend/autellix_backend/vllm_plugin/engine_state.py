@@ -87,6 +87,21 @@ class SchedulerState:
         """Whether vLLM finishes what has begun, and begins nothing."""
         return bool(getattr(self._scheduler, "pause_state", PauseState.UNPAUSED) == PauseState.PAUSED_NEW)
 
+    def holds_prefills(self, *, is_throttled: bool) -> bool:
+        """Whether vLLM begins no prefill in the next step, so that decode goes on without one.
+
+        Args:
+            is_throttled: Whether the engine core asks for that, as it does between data-parallel ranks.
+        """
+        scheduler = self._scheduler
+        # vLLM 0.33 also counts the steps between prefills itself.
+        interval = getattr(scheduler, "local_prefill_interval", 1)
+        if interval > 1:
+            steps = scheduler.num_executed_steps + 1 - scheduler.last_prefill_step
+            is_throttled |= steps < interval
+        has_decode = any(not request.is_prefill_chunk for request in scheduler.running)
+        return is_throttled and has_decode and not scheduler.prefill_capacity_bound
+
     # Slots.
 
     @property

@@ -116,14 +116,16 @@ class SchedulerPlugin:
         """Note that vLLM has queued a request."""
         self.host_tier.on_reviewed((request.request_id,))
 
-    def make_room(self, now: float) -> None:
-        """Preempt the requests whose slots or blocks others should have."""
-        for victim in self.decisions.decide(now):
+    def make_room(self, now: float, *, is_throttled: bool = False) -> None:
+        """Preempt the requests whose slots or blocks others should have, unless vLLM begins no prefill."""
+        is_holding = self.engine.holds_prefills(is_throttled=is_throttled)
+        for victim in self.decisions.decide(now, is_holding=is_holding):
             self.engine.preempt(victim, self._clock())
 
-    def load_ahead(self, loading: ExitStack) -> None:
-        """Let vLLM start loads from host memory, until `loading` is closed."""
-        loading.enter_context(self.host_tier.loading_ahead(self.host_tier.to_load()))
+    def load_ahead(self, loading: ExitStack, *, is_throttled: bool) -> None:
+        """Let vLLM start loads from host memory, until `loading` is closed, unless it begins no prefill."""
+        if not self.engine.holds_prefills(is_throttled=is_throttled):
+            loading.enter_context(self.host_tier.loading_ahead(self.host_tier.to_load()))
 
     def on_scheduled(self, output: SchedulerOutput, started_s: float) -> None:
         """Note a scheduled step, and start the calls that got a slot in it."""

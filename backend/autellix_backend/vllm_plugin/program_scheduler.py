@@ -109,9 +109,9 @@ class ProgramSchedulerMixin(_Host):
         started_s = self.clock()
         is_throttled = any(args) or any(kwargs.values())
         with ExitStack() as loading:
-            if self.plugin is not None and self.plugin.is_in_charge and not is_throttled:
-                self._guard(lambda ours: ours.make_room(started_s))
-                self._guard(lambda ours: ours.load_ahead(loading))
+            if self.plugin is not None and self.plugin.is_in_charge:
+                self._guard(lambda ours: ours.make_room(started_s, is_throttled=is_throttled))
+                self._guard(lambda ours: ours.load_ahead(loading, is_throttled=is_throttled))
             output = super().schedule(*args, **kwargs)
             self._guard(lambda _: loading.close())
         self._guard(lambda ours: ours.on_scheduled(output, started_s))
