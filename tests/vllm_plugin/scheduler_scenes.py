@@ -30,6 +30,7 @@ from tests.counting import calls_made
 from vllm import SamplingParams
 from vllm.config.diffusion import DiffusionConfig
 from vllm.engine.arg_utils import EngineArgs
+from vllm.lora.request import LoRARequest
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
@@ -413,6 +414,24 @@ def cadence() -> dict[str, Any]:
     return {"preemptions": before, "wasted": wasted}
 
 
+def adapters(*, busy: int) -> dict[str, Any]:
+    """Keep as many slots busy with one LoRA adapter, and let a call of another arrive; there is one place."""
+    scheduler = {"policy": "plas", "bounds": [0.05], "preemption": "always"}
+    engine = Engine(scheduler, slots=busy, enable_lora=True, max_loras=1)
+    assert engine.plugin is not None
+    first, second = (LoRARequest(name, number, name) for number, name in enumerate("ab", start=1))
+    steps = None
+    for number in range(busy):
+        engine.add(f"a-{number}", 40, 400, lora_request=first)
+    for _ in range(20):
+        engine.step()
+    engine.add("b", 40, 5, lora_request=second)
+    for step in range(1, 200):
+        if "b" in engine.step() and steps is None:
+            steps = step
+    return {"preemptions": engine.plugin.decisions.slot_preemptions, "steps": steps}
+
+
 SCENES: tuple[Callable[..., dict[str, Any]], ...] = (
     rotation,
     prices,
@@ -425,6 +444,7 @@ SCENES: tuple[Callable[..., dict[str, Any]], ...] = (
     crowd,
     moved,
     cadence,
+    adapters,
 )
 
 

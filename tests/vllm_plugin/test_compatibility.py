@@ -34,6 +34,7 @@ class VllmScheduler:
         self.max_model_len = self.max_num_running_reqs = self.max_num_scheduled_tokens = 1
         self.policy = "fcfs"
         self.prefill_capacity_bound = False
+        self.lora_config = None
         self.deferred_waiting = frozenset[str]()
 
     def _free_request(self) -> None: ...

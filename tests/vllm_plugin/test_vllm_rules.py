@@ -94,3 +94,11 @@ def test_no_slot_is_freed_in_a_step_that_begins_no_prefill(scenes: Any) -> None:
     result = play(scenes, "cadence")
     assert result["preemptions"] >= 10
     assert result["wasted"] == 0
+
+
+@pytest.mark.parametrize(("busy", "preemptions", "steps"), [(1, 1, 1), (3, 0, None)])
+def test_no_call_gives_way_to_one_whose_adapter_finds_no_place(
+    scenes: Any, busy: int, preemptions: int, steps: int | None
+) -> None:
+    """Calls of one LoRA adapter keep the only place for one, unless all of them give way together."""
+    assert play(scenes, "adapters", busy=busy) == {"preemptions": preemptions, "steps": steps}

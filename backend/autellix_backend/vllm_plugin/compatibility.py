@@ -24,6 +24,7 @@ _NAMES = (
     "kv_cache_manager.get_block_ids",
     "kv_cache_manager.kv_cache_config.kv_cache_groups",
     "kv_holding_waiting",
+    "lora_config",
     "max_model_len",
     "max_num_running_reqs",
     "max_num_scheduled_tokens",

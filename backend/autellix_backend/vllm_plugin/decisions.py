@@ -112,15 +112,28 @@ class StepDecisions:
         batch = self._batch(len(engine.running) + free)
         chosen = dict.fromkeys(call.call_id for call in batch)
         running = {request.request_id for request in engine.running}
-        gaining = [call_id for call_id in chosen if call_id not in running]
+        gaining = [engine.get(call_id) for call_id in chosen if call_id not in running]
         losing = [r for r in engine.running if r.request_id not in chosen and engine.is_preemptible(r)]
         worst = engine.worst_first(losing)[: max(0, len(gaining) - max(0, free))]
+        gaining, worst = self._with_adapters(gaining, worst, max(0, free))
         is_free = not worst or self._is_free()
         victims = [request for request in worst if is_free or self._pays(request, now)]
         self.slot_preemptions += len(victims)
         # vLLM has not passed over a request that stays out because of a price.
-        self._beneficiaries = gaining[: max(0, free) + len(victims)] if victims else []
+        gained = gaining[: max(0, free) + len(victims)] if victims else []
+        self._beneficiaries = [request.request_id for request in gained]
         return victims
+
+    def _with_adapters(
+        self, gaining: list[Request], worst: list[Request], free: int
+    ) -> tuple[list[Request], list[Request]]:
+        """Leave out requests whose LoRA adapters find no place, and victims that would go for nothing."""
+        while True:
+            staying = [request for request in self._engine.running if request not in worst]
+            fitting = self._engine.with_adapters(gaining, staying)
+            if len(fitting) == len(gaining):
+                return gaining, worst
+            gaining, worst = fitting, worst[: max(0, len(fitting) - free)]
 
     def _block_victims(self, refused: Request, now: float) -> list[Request]:
         """Return the worst running requests whose KV blocks let the refused request in, if they suffice."""

@@ -49,6 +49,10 @@ class SchedulerState:
         """Return a request, None if it has left."""
         return self._scheduler.requests.get(request_id)
 
+    def get(self, request_id: str) -> Request:
+        """Return a request that has not left."""
+        return self._scheduler.requests[request_id]
+
     def worst_first(self, requests: Iterable[Request]) -> list[Request]:
         """Sort requests by priority, the last to run first."""
         return sorted(requests, key=attrgetter("priority"), reverse=True)
@@ -74,6 +78,20 @@ class SchedulerState:
         """Whether a request runs and is not about to leave by itself."""
         is_running = request.status == RequestStatus.RUNNING
         return is_running and not _is_last_token_in_flight(request, self._scheduler.max_model_len)
+
+    def with_adapters(self, entering: Sequence[Request], staying: Iterable[Request]) -> list[Request]:
+        """Return the requests whose LoRA adapters find a place beside those of the running ones that stay."""
+        config = self._scheduler.lora_config
+        if not config:
+            return list(entering)
+        adapters = {request.lora_request.lora_int_id for request in staying if request.lora_request}
+        fitting = []
+        for request in entering:
+            taken = adapters | ({request.lora_request.lora_int_id} if request.lora_request else set())
+            if len(taken) <= config.max_loras:
+                adapters = taken
+                fitting.append(request)
+        return fitting
 
     # Pauses.
 
