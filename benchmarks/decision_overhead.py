@@ -4,6 +4,9 @@ A decision is `review`, `tick` and `batch`. A full batch runs decode steps of 20
 a fixed number of calls waits, from programs of very different sizes, some of which share a prefix. With
 admission, the programs present need far more than the memory. Times are CPU times of the one thread.
 
+A second table has what events cost where one program has all open calls, and where each has its own: an
+arrival, a decision and an end in each step, with memory for all.
+
     python benchmarks/decision_overhead.py [--waiting 10 100 1000 10000] [--slots 64] [--steps 400]
 """
 
@@ -13,6 +16,9 @@ import argparse
 import random
 import statistics
 import time
+from collections.abc import Callable
+from functools import partial
+from itertools import count
 from typing import Any
 
 from autellix_backend.core.arrival import Arrival, Context
@@ -27,6 +33,7 @@ CONTEXTS = (200, 1000, 3000)
 OUTPUTS = (5, 20, 80, 320)
 PREFIXES = ("tools", "manual", None)
 PREFIX_TOKENS = 100
+EVENTS = ("arrival", "decision", "end")
 COLUMNS = ("tenants", "waiting", "mean_us", "p50_us", "p99_us")
 # Policy, admission, tenants: None makes one tenant for every eight waiting calls.
 CASES: tuple[tuple[str, str, int | None], ...] = (
@@ -130,6 +137,68 @@ def measure(
     }
 
 
+def measure_events(policy: str, waiting: int, slots: int, steps: int, *, is_one: bool) -> dict[str, Any]:
+    """Return the mean and the 99th percentile, in microseconds, of each kind of event.
+
+    Args:
+        policy: The policy.
+        waiting: The calls that wait beside those in the slots.
+        slots: The most running calls.
+        steps: The steps that are timed.
+        is_one: Whether all calls are of one program.
+    """
+    machine = Machine(SchedulerConfig(policy=policy, token_s=1e-4), kv_tokens=1e9)
+    # As if programs differed much in size: the boost is at its full strength.
+    machine.table.statistics.sizes_of("").known = 2.0
+    times: dict[str, list[float]] = {event: [] for event in EVENTS}
+    numbers, now = count(), 0.0
+
+    def arrive() -> None:
+        number = next(numbers)
+        program = "p" if is_one else f"p{number}"
+        shared = 300 if is_one and number else 0
+        context = Context(400, shared, "tools", PREFIX_TOKENS)
+        machine.arrive(Arrival(f"c{number}", program, context=context), now)
+
+    def decide(step: int) -> list[Call]:
+        machine.review(now, step, lambda _: 410)
+        machine.tick(now)
+        return machine.batch(slots)
+
+    def timed(event: str, action: Callable[[], Any]) -> Any:
+        started = time.thread_time()
+        result = action()
+        times[event].append(1e6 * (time.thread_time() - started))
+        return result
+
+    for _ in range(waiting + slots):
+        arrive()
+    for step in range(steps):
+        timed("arrival", arrive)
+        batch = timed("decision", partial(decide, step))
+        for call in batch:
+            if not call.is_running:
+                machine.start(call.call_id, now)
+        now += STEP_S
+        machine.observe_step(64.0 * len(batch), STEP_S)
+        for call in batch:
+            machine.charge(call.call_id, STEP_S, now)
+        timed("end", partial(machine.finish, batch[0].call_id, now, work=1000.0, context_tokens=420))
+    row: dict[str, Any] = {"policy": policy, "programs": "one" if is_one else "each", "waiting": waiting}
+    for event, taken in times.items():
+        row[event] = f"{statistics.fmean(taken):.0f} ({sorted(taken)[int(0.99 * (steps - 1))]:.0f})"
+    return row
+
+
+def print_events(rows: list[dict[str, Any]]) -> None:
+    """Print one line per case."""
+    print("\nmicroseconds per event: mean (99th percentile)")
+    print(f"{'policy':<8} {'programs':<8} {'waiting':>8}" + "".join(f"{event:>16}" for event in EVENTS))
+    for row in rows:
+        events = "".join(f"{row[event]:>16}" for event in EVENTS)
+        print(f"{row['policy']:<8} {row['programs']:<8} {row['waiting']:>8}{events}")
+
+
 def print_table(rows: list[dict[str, Any]], slots: int) -> None:
     """Print one line per case."""
     print(f"{slots} slots; microseconds per decision; limit 2 % of a 20 ms step: {LIMIT_S * 1e6:.0f}")
@@ -155,6 +224,14 @@ def main() -> int:
         for waiting in args.waiting
     ]
     print_table(rows, args.slots)
+    print_events(
+        [
+            measure_events(policy, waiting, args.slots, args.steps, is_one=is_one)
+            for policy in ("boost", "plas", "atlas")
+            for is_one in (False, True)
+            for waiting in args.waiting
+        ]
+    )
     judged = [row["mean_us"] for row in rows if row["waiting"] <= 1000 and row["tenants"] == 1]
     return int(any(mean_us > LIMIT_S * 1e6 for mean_us in judged))
 
