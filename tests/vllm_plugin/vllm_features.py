@@ -61,6 +61,7 @@ SCHEMA = {
     "additionalProperties": False,
 }
 CHOICES = ["red, and then green, and then blue", "one that is not red, nor green", "neither of them, or both"]
+IMAGE_PIXELS = 28
 GRAMMAR = 'root ::= item ("," item){2,5}\nitem ::= [a-f] [0-9]'
 
 Params = Callable[[int], Mapping[str, Any]]
@@ -84,7 +85,7 @@ class Case:
     scheduler: Mapping[str, Any] = field(default_factory=dict)
     model: str = "llama"
     kind: str = "generate"
-    """`generate`, `embed`, `embeds`, `lora`, `some lora` or `beam`: how calls are made."""
+    """`generate`, `embed`, `embeds`, `images`, `lora`, `some lora` or `beam`: how calls are made."""
     aborts: int = 0
     reset_steps: Sequence[int] = ()
     """The steps before which the prefix cache is reset, running requests included."""
@@ -153,6 +154,7 @@ CASES = (
     Case("LoRA adapters", LORA, kind="lora"),
     # In a mixed batch vLLM's CPU kernels give the calls without an adapter other logits.
     Case("LoRA adapters beside the bare model", LORA, kind="some lora", control={"max_num_seqs": 2}),
+    Case("images", model="blip2", kind="images"),
     Case("prompt embeddings", {"enable_prompt_embeds": True}, kind="embeds"),
     Case("embeddings", {"runner": "pooling", "convert": "embed"}, kind="embed", min_preemptions=0),
     # vLLM makes a call of one token for each beam and token: none runs long enough to be preempted.
@@ -283,7 +285,7 @@ class _Player:
 
         options: dict[str, Any] = {
             "model": str(self._model(case.model)),
-            "tokenizer": str(self._tokenizer),
+            "tokenizer": str(self._model(case.model) if case.kind == "images" else self._tokenizer),
             "dtype": "float32",
             "enforce_eager": True,
             "max_model_len": 256,
@@ -380,6 +382,9 @@ class _Player:
         if case.kind == "embeds":
             generator = self._torch.Generator().manual_seed(number)
             given = {"prompt_embeds": self._torch.randn(20 + number, 128, generator=generator)}
+        if case.kind == "images":
+            # Some calls show the same image, which vLLM encodes once.
+            given = {"prompt": prompt, "multi_modal_data": {"image": _image(number % 6)}}
         adapter = {"lora": number % 2 + 1, "some lora": number % 3}.get(case.kind, 0)
         if adapter:
             options["lora_request"] = LoRARequest(f"adapter-{adapter}", adapter, str(self._adapter(adapter)))
@@ -436,6 +441,8 @@ class _Player:
             layers = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 32}
             config = transformers.Gemma3TextConfig(**shared, **attention, **layers)
             model = transformers.Gemma3ForCausalLM(config)
+        elif kind == "blip2":
+            model = self._build_blip2(folder, shared)
         else:
             config = transformers.Mamba2Config(
                 **shared, num_heads=8, head_dim=32, state_size=16, expand=2, n_groups=1, chunk_size=32
@@ -443,6 +450,33 @@ class _Player:
             model = transformers.Mamba2ForCausalLM(config)
         model.save_pretrained(folder)
         return folder
+
+    def _build_blip2(self, folder: Path, shared: dict[str, Any]) -> Any:
+        """Build a language model that is shown images of eight tokens, with the processor for that."""
+        import transformers
+
+        tokenizer = transformers.AutoTokenizer.from_pretrained(self._tokenizer)
+        size = {"height": IMAGE_PIXELS, "width": IMAGE_PIXELS}
+        transformers.Blip2Processor(
+            transformers.BlipImageProcessorPil(size=size), tokenizer, num_query_tokens=8
+        ).save_pretrained(folder)
+        encoder: dict[str, Any] = {
+            "hidden_size": 64,
+            "intermediate_size": 128,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "initializer_range": 0.2,
+        }
+        vision = {"image_size": IMAGE_PIXELS, "patch_size": IMAGE_PIXELS // 4}
+        decoder = {"vocab_size": 2112, "ffn_dim": 256, "num_attention_heads": 4, "word_embed_proj_dim": 128}
+        config = transformers.Blip2Config(
+            vision_config=transformers.Blip2VisionConfig(**encoder, **vision),
+            qformer_config=transformers.Blip2QFormerConfig(**encoder, encoder_hidden_size=64),
+            text_config=transformers.OPTConfig(**shared | decoder, max_position_embeddings=512, init_std=0.2),
+            num_query_tokens=8,
+            image_token_index=len(tokenizer) - 1,
+        )
+        return transformers.Blip2ForConditionalGeneration(config)
 
     def _adapter(self, number: int) -> Path:
         from safetensors.torch import save_file
@@ -470,6 +504,14 @@ class _Player:
         }
         (folder / "adapter_config.json").write_text(json.dumps(config))
         return folder
+
+
+def _image(number: int) -> Any:
+    """Make up an image."""
+    from PIL import Image
+
+    pixels = random.Random(number).randbytes(IMAGE_PIXELS * IMAGE_PIXELS * 3)
+    return Image.frombytes("RGB", (IMAGE_PIXELS, IMAGE_PIXELS), pixels)
 
 
 def _count_preemptions(scheduler: Any) -> list[str]:
