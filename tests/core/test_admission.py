@@ -61,7 +61,6 @@ class Engine:
 
     def pause(self, call_id: str) -> None:
         """Let a call wait for its client, with its context in KV memory."""
-        self.machine.pin(call_id)
         self.machine.pause(call_id, self.now)
 
     def finish(self, call_id: str, tokens: int = 0) -> None:

@@ -138,7 +138,6 @@ class Driver:
         if call.is_paused and event in ("start", "pause"):
             self.machine.resume(call.call_id, self.now)
         elif event == "pause" and call.is_running:
-            self.machine.pin(call.call_id)
             self.machine.pause(call.call_id, self.now)
         elif event == "start" and call.is_admitted and not call.is_running:
             self.machine.unpin(call.call_id)

@@ -429,7 +429,8 @@ def test_calls_that_run_or_are_pinned_hold_memory(machine: Machine) -> None:
         machine.arrive(Arrival(call_id, "p"), 0.0)
     machine.start("a", 0.0)
     machine.pin("b")
-    machine.unpin("c")
+    for call_id in "ac":
+        machine.unpin(call_id)
     assert [call.call_id for call in machine.holding_of("p")] == ["a", "b"]
 
     machine.preempt("a", 1.0)

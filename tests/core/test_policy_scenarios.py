@@ -173,6 +173,19 @@ def test_a_program_without_hints_is_demoted_by_its_attained_service() -> None:
     assert [call.call_id for call in machine] == ["b", "a"]
 
 
+def test_the_first_service_of_a_call_that_waited_long_may_promote_it() -> None:
+    """Without a hint and without service it has no ratio, however long it waits."""
+    machine = Machine(SchedulerConfig(policy="hinted", beta=2.0, bounds=(100.0,)))
+    machine.arrive(Arrival("a", "a"), 0.0)
+    assert machine.tick(10.0) == []
+    assert machine.starvation.next_deadline_s == math.inf
+    machine.start("a", 10.0)
+    machine.charge("a", 1.0, 11.0)
+
+    assert [change.reason for change in machine.tick(11.0)] == [ChangeReason.PROMOTION]
+    machine.check()
+
+
 def test_a_promoted_call_keeps_its_position_when_its_program_changes() -> None:
     machine = Machine(SchedulerConfig(policy="hinted", beta=1.0))
     machine.arrive(Arrival("a1", "a", expected_s=2.0), 0.0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from tests.core.calls import make_call
 
@@ -71,7 +73,7 @@ def test_the_watch_of_a_program_stays_small_over_many_changes_of_a_call() -> Non
         watch.watch(later, program, 0.0)
         watch.check()
 
-    assert len(watch._programs["p"].waiting) <= 64
+    assert sum(map(len, watch._programs["p"].heaps.values())) <= 64
     assert watch.pop_due(6.0) == [first]
 
 
@@ -86,3 +88,14 @@ def test_the_wait_of_a_program_counts_for_its_running_calls() -> None:
     watch.review(program, 2.0)
 
     assert watch.pop_due(2.0) == [call]
+
+
+def test_a_call_without_service_has_no_deadline_until_its_program_has_some() -> None:
+    watch, call = StarvationWatch(beta=2.0), waiting_call()
+    program = Program(program_id="p", created_s=0.0)
+    watch.watch(call, program, 0.0)
+    assert (watch.next_deadline_s, watch.pop_due(1e9)) == (math.inf, [])
+    program.service_s = 3.0
+    watch.review(program, 10.0)
+
+    assert watch.pop_due(10.0) == [call]

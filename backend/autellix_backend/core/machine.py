@@ -189,7 +189,7 @@ class Machine:
         self.starvation.watch(call, self.table[call.program_id], now)
 
     def pause(self, call_id: str, now: float) -> None:
-        """Let a call wait for its client; where all active calls of a program do, the program is idle.
+        """Let a call wait for its client with its KV memory; where all calls of a program do, it is idle.
 
         Raises:
             UnknownCallError: no active call has this id.
@@ -198,8 +198,7 @@ class Machine:
         if call.is_running:
             self.shares.wait(call.tenant)
         call.pause(now)
-        if not call.is_pinned:
-            self._release(call)
+        self.pin(call_id)
         self.starvation.watch(call, self.table.pause(call.program_id, now), now)
 
     def resume(self, call_id: str, now: float) -> None:
@@ -249,7 +248,7 @@ class Machine:
         self,
         call_id: str,
         cost_s: float,
-        now: float,  # noqa: ARG002 - every event has a time
+        now: float,
         *,
         is_prefill: bool = False,
     ) -> None:
@@ -262,7 +261,10 @@ class Machine:
             UnknownCallError: no active call has this id.
         """
         call = self.call(call_id)
+        is_first = not call.unpaid_service_s
         call.charge(cost_s, is_prefill=is_prefill)
+        if is_first:
+            self.starvation.watch(call, self.table[call.program_id], now)
         self.shares.charge(call.tenant, cost_s)
         if call.is_admitted and call.quantum_s <= 0 and call.is_quantum_binding:
             self.quanta.add(call)

@@ -13,13 +13,13 @@ its entry costs as much with thousands of calls as with one. A heap yields the p
 passed. Two rules keep it exact:
 
 1. A deadline in the heap is never later than the true one. Every event that makes a ratio rise calls `watch`
-   (a preemption, a move to a lower level) or `review` (a change of the table) again. What makes it fall is
-   ignored until the deadline is popped.
+   (a preemption, a move to a lower level, the first service of a call) or `review` (a change of the table)
+   again. What makes it fall is ignored until the deadline is popped.
 2. The ratio test itself decides when a deadline is popped; the deadline alone promotes no call.
 
-A watched call has service: below the first level it either inherited some or used up a quantum. Under a
-policy of sizes the expected size counts as service too: otherwise a large program that never ran would wait
-forever.
+A call without service has no ratio and no deadline. Most watched calls have some: below the first level they
+either inherited it or used up a quantum. Under a policy of sizes the expected size counts as service too:
+otherwise a large program that never ran would wait forever.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
-from itertools import count
+from itertools import chain, count
 
 from autellix_backend.core.call import Call
 from autellix_backend.core.table import Program
@@ -55,19 +55,30 @@ def totals(call: Call, program: Program, now: float) -> tuple[float, float]:
 _Lack = tuple[float, int, Call]
 
 
+_Kind = tuple[bool, bool]
+"""Whether a call waited when it was last watched, and whether it had service of its own then."""
+
+
+def _no_lacks() -> dict[_Kind, list[_Lack]]:
+    return {(waits, served): [] for waits in (True, False) for served in (True, False)}
+
+
 @dataclass(slots=True, eq=False)
 class _Watched:
-    """The watched calls of one program, by their lack (s)."""
+    """The watched calls of one program, by their lack (s); of those that wait, by that at time zero."""
 
     program: Program
-    waiting: list[_Lack] = field(default_factory=list)
-    """Those that waited when last watched, by their lack at time zero."""
-    others: list[_Lack] = field(default_factory=list)
-    """Those that ran or were paused."""
+    heaps: dict[_Kind, list[_Lack]] = field(default_factory=_no_lacks)
     entries: dict[str, _Lack] = field(default_factory=dict)
     """The valid entry of each call; an entry in a heap that is not it is void."""
     noted: tuple[float, int] | None = None
     """Its valid deadline in the heap of all programs."""
+
+    def may_starve(self) -> Iterator[tuple[bool, list[_Lack]]]:
+        """Walk the heaps of calls that have service, or whose program has; first, whether they wait."""
+        for (is_waiting, has_service), heap in self.heaps.items():
+            if heap and (has_service or self.program.service_s > 0):
+                yield is_waiting, heap
 
     def first(self, heap: list[_Lack]) -> float:
         """Return the least lack in a heap, without its void entries."""
@@ -78,9 +89,9 @@ class _Watched:
     def push(self, call: Call, lack: _Lack) -> None:
         """Set the lack of a call."""
         self.entries[call.call_id] = lack
-        heappush(self.waiting if call.is_waiting else self.others, lack)
-        if len(self.waiting) + len(self.others) > max(_MIN_HEAP, 2 * len(self.entries)):
-            for heap in (self.waiting, self.others):
+        heappush(self.heaps[call.is_waiting, _own_service_s(call) > 0], lack)
+        if sum(map(len, self.heaps.values())) > max(_MIN_HEAP, 2 * len(self.entries)):
+            for heap in self.heaps.values():
                 heap[:] = [each for each in heap if self.entries.get(each[-1].call_id) is each]
                 heapify(heap)
 
@@ -148,7 +159,7 @@ class StarvationWatch:
         for program_id, watched in self._programs.items():
             assert watched.entries, program_id
             assert watched.noted is None or noted[watched.noted] is watched, program_id
-            held = [*watched.waiting, *watched.others]
+            held = list(chain.from_iterable(watched.heaps.values()))
             for call_id, lack in watched.entries.items():
                 assert lack in held, call_id
                 assert (lack[-1].call_id, lack[-1].program_id) == (call_id, program_id)
@@ -156,7 +167,7 @@ class StarvationWatch:
 
     def _lack(self, call: Call) -> float:
         """Return beta * T_c - W_c; of a waiting call, that at time zero."""
-        service_s = self._beta * (call.unpaid_service_s + call.size_s)
+        service_s = self._beta * _own_service_s(call)
         since_s = call.waiting_since_s if call.is_waiting else 0.0
         largest_s = max(service_s, abs(since_s), call.wait_s, call.wait_mark_s)
         return service_s - (call.wait_s - call.wait_mark_s) + since_s - _slack_s(largest_s)
@@ -168,8 +179,8 @@ class StarvationWatch:
 
     def _take_due(self, watched: _Watched, now: float) -> Iterator[Call]:
         surplus_s = self._surplus_s(watched.program, now)
-        for heap, since_s in ((watched.waiting, now), (watched.others, 0.0)):
-            while watched.first(heap) - surplus_s <= since_s:
+        for is_waiting, heap in watched.may_starve():
+            while watched.first(heap) - surplus_s <= (now if is_waiting else 0.0):
                 call = heappop(heap)[-1]
                 self.forget(call)
                 yield call
@@ -177,15 +188,23 @@ class StarvationWatch:
     def _note(self, watched: _Watched, now: float) -> None:
         """Note the time at which the first call may starve, if that is earlier than the time noted."""
         surplus_s = self._surplus_s(watched.program, now)
-        deadline_s = max(now, watched.first(watched.waiting) - surplus_s)
-        if watched.first(watched.others) - surplus_s <= 0.0:
-            deadline_s = now
+        deadline_s = math.inf
+        for is_waiting, heap in watched.may_starve():
+            left_s = watched.first(heap) - surplus_s
+            if is_waiting:
+                deadline_s = min(deadline_s, max(now, left_s))
+            elif left_s <= 0.0:
+                deadline_s = now
         if deadline_s < (math.inf if watched.noted is None else watched.noted[0]):
             watched.noted = (deadline_s, next(self._numbers))
             heappush(self._heap, (*watched.noted, watched))
             if len(self._heap) > max(_MIN_HEAP, 2 * len(self._programs)):
                 self._heap = [entry for entry in self._heap if entry[-1].noted == entry[:2]]
                 heapify(self._heap)
+
+
+def _own_service_s(call: Call) -> float:
+    return call.unpaid_service_s + call.size_s
 
 
 def _slack_s(largest_s: float) -> float:

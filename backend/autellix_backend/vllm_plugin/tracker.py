@@ -160,7 +160,6 @@ class CallTracker:
 
     def pause(self, request_id: str, now: float) -> None:
         """Let a call wait for its client, with the KV blocks that it holds."""
-        self.pin(request_id)
         self.machine.pause(request_id, now)
         self._calls[request_id].runs.stop(now)
 
