@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from autellix_backend.core.admission.contexts import fill_blocks
 from autellix_backend.core.admission.idle import LEAST_HOLD_S, MAX_HOLDS, MIN_GAPS
 from autellix_backend.core.admission.review import MAX_PASSED, PATIENCE, RESCUE_SHARE, STARVING
 from autellix_backend.core.admission.working_set import KEEP_SHARE, REVIEW_STEPS, WorkingSetAdmission
@@ -112,6 +113,29 @@ def test_calls_are_admitted_while_the_contexts_of_their_programs_fit(engine: Eng
     assert (engine.active, engine.refused) == ("ab", ["c1"])
     assert [call.call_id for call in engine.machine] == ["a1", "b1"]
     assert engine.review() == []
+
+
+@pytest.mark.parametrize(("block_tokens", "active"), [(1, "abcdefgh"), (20, "abcde")])
+def test_contexts_fill_whole_blocks(block_tokens: int, active: str) -> None:
+    """Eight short contexts fit by their tokens, and five by the blocks that they fill."""
+    config = SchedulerConfig(policy="boost", boost=0.0, admission="working_set", kv_share=0.5)
+    engine = Engine(machine=Machine(config, kv_tokens=2 * CAPACITY, fill=fill_blocks(block_tokens)))
+    for name in "abcdefgh":
+        engine.arrive(f"{name}1", 12)
+    assert (engine.review(), engine.active) == ([], active)
+
+    # What evicting them costs is the prefill of their tokens.
+    assert {context.length for context in engine.admission.memory.active.contexts.values()} == {12}
+
+
+def test_a_shared_prefix_fills_its_blocks_once() -> None:
+    config = SchedulerConfig(policy="boost", boost=0.0, admission="working_set", kv_share=0.5)
+    engine = Engine(machine=Machine(config, kv_tokens=2 * CAPACITY, fill=fill_blocks(20)))
+    for name in "ab":
+        engine.arrive(f"{name}1", 45, prefix="tools", prefix_tokens=40)
+
+    assert engine.admission.memory.active.tokens == 40 + 2 * 20
+    assert engine.admission.memory.active.contexts["a"].needed_tokens == 60
 
 
 def test_a_program_waits_until_another_has_ended(engine: Engine) -> None:

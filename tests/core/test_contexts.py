@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.counting import calls_made
 
-from autellix_backend.core.admission.contexts import ProgramContexts
+from autellix_backend.core.admission.contexts import ProgramContexts, fill_blocks
 
 # Each call: which earlier one it follows, how much of it and how many tokens of its own.
 CALLS = st.lists(st.tuples(st.integers(0, 30), st.floats(0, 1), st.integers(0, 20)), min_size=1, max_size=12)
@@ -172,3 +172,29 @@ def event_calls(live: int) -> int:
 
 def test_an_event_costs_the_same_with_many_live_calls() -> None:
     assert event_calls(2000) == event_calls(20)
+
+
+def test_contexts_fill_whole_blocks() -> None:
+    """Calls share the whole blocks of a beginning, and each fills up its last one for itself."""
+    contexts = ProgramContexts(fill_blocks(16))
+    contexts.add("a", 33, shared=0, follows=None)
+    contexts.add("b", 40, shared=30, follows="a")
+
+    assert contexts.tokens(0) == 48 + (48 - 16)
+    assert contexts.tokens(16) == 32 + 32
+    assert contexts.tokens_of(["b"], 0) == (48 - 16) + 32
+    assert contexts.length(16) == (33 - 16) + (40 - 30)
+
+    contexts.leave("a", 0)
+    contexts.leave("b", 49)
+    assert (contexts.tokens(0), contexts.length(0), contexts.tokens(64)) == (64, 49, 0)
+
+
+@given(st.integers(1, 64), st.integers(0, 500), st.integers(0, 500))
+def test_blocks_of_a_beginning_and_of_the_rest_are_those_of_all(
+    block: int, tokens: int, blocks_before: int
+) -> None:
+    fill, beginning = fill_blocks(block), blocks_before * block
+
+    assert fill(tokens, beginning) == max(0, fill(tokens, 0) - beginning)
+    assert tokens <= fill(tokens, 0) < tokens + block

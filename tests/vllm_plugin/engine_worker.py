@@ -16,7 +16,6 @@ import sys
 import time
 import traceback
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 os.environ.update(
@@ -38,8 +37,6 @@ from vllm import SamplingParams
 from vllm.config import KVTransferConfig
 from vllm.distributed import cleanup_dist_env_and_memory
 from vllm.engine.arg_utils import EngineArgs
-from vllm.v1.core.block_pool import BlockPool
-from vllm.v1.core.kv_cache_utils import BlockHash, make_block_hash_with_group_id
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.request_queue import PriorityRequestQueue
 from vllm.v1.engine.llm_engine import LLMEngine
@@ -56,7 +53,6 @@ from autellix_backend.engines.vllm_command import kv_transfer_config
 from autellix_backend.kernels.errors import Code, SwapError
 from autellix_backend.kernels.job import Direction, Job, Strategy, SwapStats
 from autellix_backend.kernels.swap import open_swapper
-from autellix_backend.vllm_plugin.engine_blocks import EngineBlocks
 from autellix_backend.vllm_plugin.offload import spec
 from autellix_backend.vllm_plugin.offload.worker import SwapWorker
 from autellix_backend.vllm_plugin.program_scheduler import (
@@ -605,31 +601,6 @@ def _hold_back(generator: random.Random) -> dict[str, Any]:
     return {"left": len(items)}
 
 
-def _keep_blocks(tokens: dict[str, int]) -> dict[str, Any]:
-    """Keep a context of three blocks, freed before two others; return the blocks in order of eviction."""
-    pool = BlockPool(num_gpu_blocks=6, enable_caching=True, hash_block_size=tokens["hash"])
-    kept, other = pool.get_new_blocks(3), pool.get_new_blocks(2)
-    per_block = max(1, tokens["block"] // tokens["hash"])
-    hashes = [BlockHash(f"{number}".encode()) for number in range(3 * per_block)]
-    for place, block in enumerate(kept, start=1):
-        key = make_block_hash_with_group_id(hashes[place * per_block - 1], 0)
-        block.set_block_hash(key)
-        pool.cached_block_hash_to_block.insert(key, block)
-    for place, block in enumerate(other):
-        block.set_block_hash(make_block_hash_with_group_id(BlockHash(f"other {place}".encode()), 0))
-    pool.free_blocks(reversed(kept))
-    pool.free_blocks(reversed(other))
-    groups = [SimpleNamespace(kv_cache_spec=SimpleNamespace(block_size=tokens["block"]))]
-    manager = SimpleNamespace(
-        block_pool=pool, kv_cache_config=SimpleNamespace(kv_cache_groups=groups), enable_caching=True
-    )
-    scheduler = SimpleNamespace(
-        kv_cache_manager=manager, hash_block_size=tokens["hash"], block_size=tokens["hash"]
-    )
-    EngineBlocks(scheduler).keep(hashes)
-    return {"order": [block.block_id for block in pool.free_block_queue.get_all_free_blocks()]}
-
-
 def _compare_swaps(seed: int) -> dict[str, Any]:
     """Store random blocks of random caches, spoil them, load them back, and compare every byte."""
     generator = random.Random(seed)
@@ -720,8 +691,6 @@ def main() -> None:
             message = json.loads(line)
             if "compare_queues" in message:
                 reply = _compare_queues(message["compare_queues"])
-            elif "keep_blocks" in message:
-                reply = _keep_blocks(message["keep_blocks"])
             elif "compare_swaps" in message:
                 reply = _compare_swaps(message["compare_swaps"])
             else:

@@ -24,8 +24,9 @@ class VllmScheduler:
         self.kv_cache_manager: Any = SimpleNamespace(
             allocate_slots=None,
             block_pool=pool,
+            coordinator=SimpleNamespace(single_type_managers=()),
             enable_caching=True,
-            get_block_ids=None,
+            get_blocks=None,
             kv_cache_config=SimpleNamespace(kv_cache_groups=()),
         )
         self.vllm_config = SimpleNamespace(parallel_config=SimpleNamespace(data_parallel_rank=0))

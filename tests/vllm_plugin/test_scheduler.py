@@ -206,20 +206,6 @@ def test_the_context_of_a_program_that_ended_is_evicted_before_that_of_an_idle_o
     assert run["cached"]["again"] == (96 if is_ended else 0)
 
 
-@pytest.mark.parametrize("tokens", [{"block": 16, "hash": 16}, {"block": 32, "hash": 16}], ids=str)
-def test_kept_blocks_go_behind_all_others_the_last_of_a_context_first(
-    engine_worker: Any, tokens: dict[str, int]
-) -> None:
-    run = engine_worker.run({"keep_blocks": tokens})
-    assert run.get("order") == [5, 4, 3, 2, 1], run
-
-
-def test_blocks_are_kept_under_context_parallelism(engine_worker: Any) -> None:
-    """Two ranks hold half of a block's tokens each, and its hash is that of all of them."""
-    run = engine_worker.run({"keep_blocks": {"block": 16, "hash": 32}})
-    assert run.get("order") == [5, 4, 3, 2, 1], run
-
-
 @pytest.mark.parametrize("is_async", [True, False])
 def test_clients_of_held_back_requests_may_vanish(
     engine_worker: Any, stock_runs: Any, is_async: bool

@@ -14,6 +14,7 @@ from itertools import chain, count
 from operator import attrgetter
 
 from autellix_backend.core.admission import Admission, AdmissionInputs, make_admission
+from autellix_backend.core.admission.contexts import KvFill, count_tokens
 from autellix_backend.core.arrival import Arrival
 from autellix_backend.core.batch import form_batch
 from autellix_backend.core.boost import ProgramBoost
@@ -47,6 +48,7 @@ class Machine:
         kv_tokens: float = math.inf,
         policy: Policy | None = None,
         admission: Admission | None = None,
+        fill: KvFill = count_tokens,
     ) -> None:
         """Make an engine's empty queues.
 
@@ -56,6 +58,7 @@ class Machine:
             kv_tokens: The KV memory of the engine, in tokens.
             policy: The policy; None takes the configured one.
             admission: The admission rule; None takes the configured one.
+            fill: How contexts fill the KV memory.
         """
         self.config = config
         self.table = ProcessTable() if table is None else table
@@ -68,6 +71,7 @@ class Machine:
         inputs = AdmissionInputs(
             config=config,
             kv_tokens=kv_tokens,
+            fill=fill,
             statistics=self.table.statistics,
             token_cost=self.token_cost,
             key_of=self.keys.of,

@@ -4,37 +4,91 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from fractions import Fraction
+from operator import itemgetter
 from typing import Any
 
-from vllm.v1.kv_cache_interface import FullAttentionSpec
+from vllm.v1.kv_cache_interface import (
+    CircularBufferSpec,
+    CrossAttentionSpec,
+    FullAttentionSpec,
+    HiSparseHotSpec,
+)
 from vllm.v1.request import Request, RequestStatus
 
 from autellix_backend.core.preemption import fit_together
 
+_CONSTANT = (CircularBufferSpec, CrossAttentionSpec, HiSparseHotSpec)
+"""Specs of layers that hold the same number of blocks for every running request."""
+
+
+class BlockGroup:
+    """The blocks of a group of layers, as the group's manager in vLLM allots them."""
+
+    def __init__(self, manager: Any, vllm_config: Any, max_model_len: int) -> None:
+        spec = manager.kv_cache_spec
+        self.block_tokens = int(manager.block_size)
+        self._manager = manager
+        self._is_constant = isinstance(spec, _CONSTANT)
+        # Linear attention keeps a state for each token that is drafted.
+        self._added = int(getattr(manager, "num_speculative_blocks", 0))
+        if self._is_constant:
+            self._added = spec.max_memory_usage_bytes(vllm_config) // spec.page_size_bytes
+        self.grows = not self._is_constant and self.first_needed(max_model_len) == 0
+        """Whether it keeps whole contexts, and not just a window or a state."""
+
+    def first_needed(self, tokens: int) -> int:
+        """Return the first token of a context that the layers need for its latest one."""
+        return max(0, int(self._manager.get_num_skipped_tokens(tokens - 1)))
+
+    def blocks(self, tokens: int, counted: int = 0) -> int:
+        """Return the blocks of a context while it is decoded, beside those that the first tokens fill."""
+        if self._is_constant:
+            return self._added
+        first = counted if self.grows else max(counted, self.first_needed(tokens))
+        return max(0, -(-tokens // self.block_tokens) - first // self.block_tokens) + self._added
+
 
 class EngineBlocks:
-    """The KV blocks of one scheduler."""
+    """The KV blocks of one scheduler.
+
+    vLLM takes all blocks from one pool, and a context fills some in each group of layers. Admission counts in
+    tokens: a block is worth as many as the contexts have, for each block that they fill in the groups that
+    keep them whole. What the other groups hold for a context counts at the same price.
+    """
 
     def __init__(self, scheduler: Any) -> None:
         self._scheduler = scheduler
         self._manager = scheduler.kv_cache_manager
         self._pool = self._manager.block_pool
-        self._specs = [group.kv_cache_spec for group in self._manager.kv_cache_config.kv_cache_groups]
+        managers = self._manager.coordinator.single_type_managers
+        self._groups = {
+            number: BlockGroup(manager, scheduler.vllm_config, scheduler.max_model_len)
+            for number, manager in enumerate(managers)
+            # The others have a pool of their own, in host memory.
+            if manager.block_pool is self._pool
+        }
+        blocks_per_token = sum(Fraction(1, each.block_tokens) for each in self._groups.values() if each.grows)
+        self._tokens_per_block = 1 / blocks_per_token if blocks_per_token else None
         # vLLM stops admitting at the first refusal, so there is at most one in a step.
         self._refused: Request | None = None
-        self._refused_tokens = 0
+        self._refused_blocks = 0
 
     @property
     def capacity_tokens(self) -> float:
-        """The tokens that fit into KV memory.
-
-        Layers that keep a window of each context do not count: what they take is small and does not grow.
-        """
-        token_blocks = sum(
-            1 / spec.block_size for spec in self._specs if getattr(spec, "sliding_window", None) is None
-        )
+        """The tokens that fit into KV memory; infinity where no group of layers keeps whole contexts."""
         # One block is vLLM's null block.
-        return (self._pool.num_gpu_blocks - 1) / token_blocks if token_blocks else math.inf
+        total = self._pool.num_gpu_blocks - 1
+        return math.inf if self._tokens_per_block is None else int(total * self._tokens_per_block)
+
+    def fill(self, tokens: int, counted: int) -> int:
+        """Return the KV memory (tokens) that a context fills beside its first `counted` tokens."""
+        assert self._tokens_per_block is not None, "nothing counts where contexts do not grow"
+        return math.ceil(self.blocks_of(tokens, counted) * self._tokens_per_block)
+
+    def blocks_of(self, tokens: int, counted: int = 0) -> int:
+        """Return the blocks that a context fills in all groups of layers beside its first tokens."""
+        return sum(group.blocks(tokens, counted) for group in self._groups.values()) if tokens else 0
 
     @property
     def hash_block_tokens(self) -> int:
@@ -49,8 +103,9 @@ class EngineBlocks:
     @property
     def loads_whole_contexts(self) -> bool:
         """Whether vLLM loads all that is found: with one group of layers it never drops a part of it."""
+        groups = self._manager.kv_cache_config.kv_cache_groups
         has_replay = getattr(self._scheduler, "prefix_replay_tokens", 0)
-        return len(self._specs) == 1 and isinstance(self._specs[0], FullAttentionSpec) and not has_replay
+        return len(groups) == 1 and isinstance(groups[0].kv_cache_spec, FullAttentionSpec) and not has_replay
 
     @property
     def is_short(self) -> bool:
@@ -76,7 +131,7 @@ class EngineBlocks:
     def _on_refused(self, request: Request, num_new_tokens: int, *_: Any, **options: Any) -> None:
         if request.status != RequestStatus.RUNNING:
             self._refused = request
-            self._refused_tokens = _wanted_tokens(request, num_new_tokens, options)
+            self._refused_blocks = self._wanted_blocks(request, num_new_tokens, options)
 
     def take_refused(self) -> Request | None:
         """Return the request that was refused blocks, once."""
@@ -86,11 +141,13 @@ class EngineBlocks:
     def missing(self) -> int:
         """Estimate how many blocks the last refused request lacks."""
         reserve = int(getattr(self._manager, "watermark_blocks", 0))
-        return int(self._of(self._refused_tokens) + reserve - self._pool.get_num_free_blocks())
+        return int(self._refused_blocks + reserve - self._pool.get_num_free_blocks())
 
     def held(self, request_id: str) -> int:
         """Return the number of blocks of a running request."""
-        return sum(map(len, self._manager.get_block_ids(request_id)))
+        held = self._manager.get_blocks(request_id).blocks
+        # In place of blocks that are no longer needed, vLLM has its null block.
+        return sum(not block.is_null for number in self._groups for block in held[number])
 
     def can_free(self, request: Request) -> bool:
         """Whether a preemption frees the blocks of a request at once."""
@@ -100,7 +157,7 @@ class EngineBlocks:
         """Whether the prefix cache keeps the contexts of all requests, running and waiting."""
         requests = self._scheduler.requests.values()
         waiting = (request for request in requests if request.status != RequestStatus.RUNNING)
-        needs = (self._of(request.num_tokens) for request in waiting)
+        needs = (self.blocks_of(request.num_tokens) for request in waiting)
         return self.is_caching and fit_together(needs, self._pool.get_num_free_blocks())
 
     def keep(self, hashes: Sequence[Any]) -> None:
@@ -109,25 +166,23 @@ class EngineBlocks:
         Those of its end are evicted first, as vLLM itself frees them.
         """
         queue = self._pool.free_block_queue
+        per_hash = self.hash_block_tokens
         kept = []
-        for group, spec in enumerate(self._specs):
+        for number, group in self._groups.items():
             # The hash of a block covers all tokens before it, so the last one in a larger block names that.
-            # Under context parallelism a block spans more tokens than its size here: as many as a hash.
-            scale = max(1, spec.block_size // self.hash_block_tokens)
-            for end in range(len(hashes) // scale * scale, 0, -scale):
-                for block in self._pool.get_cached_block(hashes[end - 1], [group]) or ():
+            scale = max(1, group.block_tokens // per_hash)
+            last = len(hashes) // scale * scale
+            first = 0 if group.grows else group.first_needed(last * per_hash + 1) // per_hash
+            for end in range(last, first, -scale):
+                for block in self._pool.get_cached_block(hashes[end - 1], [number]) or ():
                     if block.ref_cnt == 0 and not block.is_null:
                         queue.remove(block)
-                        kept.append(block)
-        queue.append_n(kept)
+                        kept.append((end, block))
+        # Once a part of the end is gone from one group, the others' are of no use.
+        queue.append_n([block for _, block in sorted(kept, key=itemgetter(0), reverse=True)])
 
-    def _of(self, tokens: int) -> int:
-        """Return the blocks that `tokens` fill, in all groups of layers."""
-        return sum(-(-tokens // spec.block_size) for spec in self._specs)
-
-
-def _wanted_tokens(request: Request, num_new_tokens: int, options: dict[str, Any]) -> int:
-    """Return the tokens that must fit before vLLM admits the request: its next chunk, or all of it."""
-    if options.get("full_sequence_must_fit"):
-        return int(request.num_tokens - options.get("num_new_computed_tokens", 0))
-    return int(num_new_tokens)
+    def _wanted_blocks(self, request: Request, num_new_tokens: int, options: dict[str, Any]) -> int:
+        """Return the blocks without which vLLM admits no request: for its next chunk, or all of it."""
+        computed = request.num_computed_tokens + (options.get("num_new_computed_tokens") or 0)
+        is_whole = options.get("full_sequence_must_fit")
+        return self.blocks_of(request.num_tokens if is_whole else computed + num_new_tokens, computed)

@@ -52,8 +52,9 @@ class SchedulerPlugin:
                 "policy %s, without admission",
                 config.policy,
             )
-        kv_tokens = self.engine.blocks.capacity_tokens
-        self.tracker = CallTracker(settings, kv_tokens, self.engine.blocks.hash_block_tokens)
+        blocks = self.engine.blocks
+        kv_tokens = blocks.capacity_tokens
+        self.tracker = CallTracker(settings, kv_tokens, blocks.hash_block_tokens, blocks.fill)
         machine = self.tracker.machine
         self.facts = EngineFacts(
             engine=secrets.token_hex(8),

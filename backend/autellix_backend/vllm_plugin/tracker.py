@@ -10,6 +10,7 @@ import math
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 
+from autellix_backend.core.admission.contexts import KvFill, count_tokens
 from autellix_backend.core.arrival import Arrival
 from autellix_backend.core.boost import work_of
 from autellix_backend.core.call import Call
@@ -44,15 +45,22 @@ class _Tracked:
 class CallTracker:
     """The calls inside one engine, from arrival to report."""
 
-    def __init__(self, settings: PluginSettings, kv_tokens: float = math.inf, block_tokens: int = 1) -> None:
+    def __init__(
+        self,
+        settings: PluginSettings,
+        kv_tokens: float = math.inf,
+        block_tokens: int = 1,
+        fill: KvFill = count_tokens,
+    ) -> None:
         """Track the calls of an empty engine.
 
         Args:
             settings: The plugin's.
             kv_tokens: The tokens that fit into the engine's KV memory.
             block_tokens: Those of a block, as they are hashed.
+            fill: How contexts fill the memory.
         """
-        self.machine = Machine(settings.scheduler, kv_tokens=kv_tokens)
+        self.machine = Machine(settings.scheduler, kv_tokens=kv_tokens, fill=fill)
         self._contexts = ContextIndex(block_tokens)
         self._needs_contexts = self.machine.admission.memory is not None or self.machine.policy.boosts
         self.reports: ReportServer | None = None

@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable
 from operator import attrgetter
 
+from autellix_backend.core.admission.contexts import fill_blocks
 from autellix_backend.core.arrival import Arrival, Context
 from autellix_backend.core.boost import work_of
 from autellix_backend.core.config import SchedulerConfig
@@ -53,7 +54,8 @@ class SimEngine:
         self.config = config
         kv_tokens = math.inf if model.kv_blocks is None else model.kv_blocks * model.block_tokens
         policy = None if baseline is None else baseline.policy
-        self.machine = Machine(config, table, kv_tokens, policy, admission=baseline)
+        fill = fill_blocks(model.block_tokens)
+        self.machine = Machine(config, table, kv_tokens, policy, admission=baseline, fill=fill)
         is_priced = self.machine.preempts and config.preemption == "priced"
         self.blocks = CallBlocks(model, is_priced=is_priced) if baseline is None else baseline.blocks
         if self.blocks.host is not None:
@@ -182,11 +184,12 @@ class SimEngine:
     # Arrivals and departures.
 
     def _arrive(self, now: float) -> None:
+        # As live, where contexts are known by the full blocks of their prompts.
+        block_tokens = self.model.block_tokens
         for call in self._arrivals:
             self.batch.bring_up_program(call.program_id)
             self.calls[call.call_id] = call
-            # As live, where a context is known by the full blocks of its prompt.
-            if call.prompt_tokens >= self.model.block_tokens:
+            if call.prompt_tokens >= block_tokens:
                 self._last_calls[call.program_id] = call
             if self.blocks.host is not None:
                 self.blocks.host.arrive(call)
@@ -201,9 +204,9 @@ class SimEngine:
                     class_name=call.class_name,
                     context=Context(
                         call.prompt_tokens,
-                        call.shared_tokens,
+                        call.shared_tokens // block_tokens * block_tokens,
                         call.prefix_key,
-                        call.prefix_tokens,
+                        call.prefix_tokens // block_tokens * block_tokens,
                         None if call.base is None else call.base.call_id,
                     ),
                 ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
+from autellix_backend.core.admission.contexts import KvFill, count_tokens
 from autellix_backend.core.admission.costs import HostLoads
 from autellix_backend.core.admission.memory import EngineMemory
 from autellix_backend.core.arrival import Context
@@ -30,6 +31,8 @@ class AdmissionInputs:
     """Returns the key of a program by the policy; the smallest goes first."""
     holding_of: Callable[[str], Collection[Call]]
     """Returns the calls of a program that hold KV memory: those that run or are pinned."""
+    fill: KvFill = count_tokens
+    """How contexts fill the KV memory."""
 
 
 class Admission:

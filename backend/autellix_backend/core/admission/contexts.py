@@ -12,8 +12,26 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+
+KvFill = Callable[[int, int], int]
+"""Returns the KV memory (tokens) that a context fills, from its tokens and how many of the first of them are
+counted elsewhere."""
+
+
+def fill_blocks(block_tokens: int) -> KvFill:
+    """Return the fill of a model whose layers all keep whole contexts, in blocks of so many tokens."""
+
+    def fill(tokens: int, counted: int) -> int:
+        blocks = -(-tokens // block_tokens) - counted // block_tokens
+        return max(0, blocks) * block_tokens
+
+    return fill
+
+
+count_tokens = fill_blocks(1)
+"""The fill where blocks are small enough to be left out of account."""
 
 
 @dataclass(slots=True)
@@ -41,7 +59,8 @@ class _Followers:
 class ProgramContexts:
     """The contexts of a program by the ids of their calls."""
 
-    def __init__(self) -> None:
+    def __init__(self, fill: KvFill = count_tokens) -> None:
+        self._fill = fill
         # A plain dict keeps holes where calls left, and the search for the latest would visit them all.
         self._live: OrderedDict[str, _Held] = OrderedDict()
         self._followers: dict[str, _Followers] = {}
@@ -105,25 +124,33 @@ class ProgramContexts:
     def tokens(self, prefix: int) -> int:
         """Return the KV memory of the program, beside the prefix that other programs hold as well."""
         if not self._live:
-            return max(0, self._last_tokens - prefix)
+            return self._fill(self._last_tokens, prefix)
         if prefix != self._prefix:
             self._prefix = prefix
             self._own_tokens = sum(map(self._own, self._live.values()))
             self._begin_tokens = sum(map(self._begun, self._followers.keys() - self._live.keys()))
         return self._own_tokens + self._begin_tokens
 
+    def length(self, prefix: int) -> int:
+        """Return the tokens themselves beside the prefix: what to prefill after an eviction."""
+        if not self._live:
+            return count_tokens(self._last_tokens, prefix)
+        return self._sum(self._live, prefix, count_tokens)
+
     def tokens_of(self, call_ids: Iterable[str], prefix: int) -> int:
         """Return the KV memory of some of the live calls beside the prefix."""
+        return self._sum(call_ids, prefix, self._fill)
+
+    def _sum(self, call_ids: Iterable[str], prefix: int, fill: KvFill) -> int:
         counted = {call_id: self._live[call_id] for call_id in call_ids}
         own_tokens = 0
         begins: dict[str, int] = {}
         for held in counted.values():
-            begin = max(held.shared, prefix)
-            own_tokens += max(0, held.tokens - begin)
-            if begin > prefix and held.follows is not None and held.follows not in counted:
+            own_tokens += fill(held.tokens, max(held.shared, prefix))
+            if held.begin > prefix and held.follows is not None and held.follows not in counted:
                 # The context that it follows has left; the calls that share that beginning hold it once.
-                begins[held.follows] = max(begins.get(held.follows, 0), held.begin - prefix)
-        return own_tokens + sum(begins.values())
+                begins[held.follows] = max(begins.get(held.follows, 0), held.begin)
+        return own_tokens + sum(fill(begin, prefix) for begin in begins.values())
 
     def check(self) -> None:
         """Assert the invariants."""
@@ -138,12 +165,14 @@ class ProgramContexts:
         )
 
     def _own(self, held: _Held) -> int:
-        return max(0, held.tokens - max(held.shared, self._prefix))
+        return self._fill(held.tokens, max(held.shared, self._prefix))
 
     def _begun(self, followed: str) -> int:
         """Return the longest beginning beyond the prefix that live calls share with a context."""
         followers = self._followers.get(followed)
-        return max(0, followers.begins[-1] - self._prefix) if followers is not None else 0
+        if followers is None or followers.begins[-1] <= self._prefix:
+            return 0
+        return self._fill(followers.begins[-1], self._prefix)
 
     def _count(self, call_id: str) -> None:
         held = self._live[call_id]

@@ -30,5 +30,6 @@ class ContextCosts:
 
     def restore_s(self, context: ProgramContext) -> float:
         """Return the seconds until a program that was evicted has its own tokens again."""
-        share, load_s = self.load(context.program.program_id, context.own_tokens)
-        return (1.0 - share) * self.prefill_s(context.own_tokens) + load_s
+        tokens = context.length
+        share, load_s = self.load(context.program.program_id, tokens)
+        return (1.0 - share) * self.prefill_s(tokens) + load_s

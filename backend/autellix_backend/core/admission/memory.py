@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import chain
 
+from autellix_backend.core.admission.contexts import KvFill
 from autellix_backend.core.admission.programs import (
     ActiveSet,
     InactivePrograms,
@@ -18,7 +19,9 @@ from autellix_backend.core.call import Call
 class EngineMemory:
     """Programs that are active, those that wait, and those that became inactive while calls were running."""
 
-    def __init__(self, capacity_tokens: float) -> None:
+    def __init__(self, capacity_tokens: float, fill: KvFill) -> None:
+        self.fill = fill
+        """How contexts fill it."""
         self.capacity_tokens = capacity_tokens
         """KV tokens that the contexts of active programs may fill."""
         self.active = ActiveSet()
@@ -80,6 +83,7 @@ class EngineMemory:
         if context.is_active:
             self.active.remove(context)
         context.prefix, context.prefix_tokens = needs.prefix, needs.prefix_tokens
+        context.prefix_kv_tokens = self.fill(needs.prefix_tokens, 0)
         if context.is_active:
             self.active.add(context)
 

@@ -26,11 +26,14 @@ class ProgramContext:
     key: float = 0.0
     calls: dict[str, Call] = field(default_factory=dict)
     """Its active calls."""
-    contexts: ProgramContexts = field(default_factory=ProgramContexts)
+    contexts: ProgramContexts
     prefix: Hashable = None
     prefix_tokens: int = 0
+    """The tokens of its prefix."""
+    prefix_kv_tokens: int = 0
+    """The KV memory that they fill."""
     own_tokens: int = 0
-    """KV tokens that it needs beside its prefix."""
+    """The KV memory that it needs beside its prefix."""
     is_active: bool = False
     since_s: float = 0.0
     """When its last call left, or while inactive, since when it has been waiting."""
@@ -38,7 +41,12 @@ class ProgramContext:
     @property
     def needed_tokens(self) -> int:
         """The KV memory that it needs, its prefix included."""
-        return self.own_tokens + self.prefix_tokens
+        return self.own_tokens + self.prefix_kv_tokens
+
+    @property
+    def length(self) -> int:
+        """The tokens of its contexts beside its prefix, of which they fill whole blocks."""
+        return self.contexts.length(self.prefix_tokens)
 
     @property
     def rank(self) -> tuple[float, int]:
@@ -84,7 +92,7 @@ class ActiveSet:
         """Add a program that is not active."""
         self.tokens += self.added_tokens(context)
         if context.prefix is not None:
-            self._prefixes.setdefault(context.prefix, [0, context.prefix_tokens])[0] += 1
+            self._prefixes.setdefault(context.prefix, [0, context.prefix_kv_tokens])[0] += 1
         self._count(context, context.own_tokens)
         self.contexts[context.program.program_id] = context
 
@@ -110,13 +118,13 @@ class ActiveSet:
     def added_tokens(self, context: ProgramContext) -> int:
         """Return the KV memory that the program would add."""
         is_new = context.prefix is not None and context.prefix not in self._prefixes
-        return context.own_tokens + (context.prefix_tokens if is_new else 0)
+        return context.own_tokens + (context.prefix_kv_tokens if is_new else 0)
 
     def added_by(self, contexts: Iterable[ProgramContext]) -> int:
         """Return the KV memory that several programs would add together."""
         contexts = list(contexts)
         prefixes = {
-            context.prefix: context.prefix_tokens
+            context.prefix: context.prefix_kv_tokens
             for context in contexts
             if context.prefix not in self._prefixes
         }

@@ -113,7 +113,7 @@ class MemoryReview:
             kind = (context.tenant, context.program.class_name)
             if kind not in limits_s:
                 limits_s[kind] = self._idle.of_class(*kind)
-            kept_s = self._idle.of_program(context.program.program_id, context.own_tokens, limits_s[kind])
+            kept_s = self._idle.of_program(context.program.program_id, context.length, limits_s[kind])
             if now - context.since_s > kept_s:
                 self._memory.drop(context)
 

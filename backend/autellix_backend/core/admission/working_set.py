@@ -20,6 +20,7 @@ from itertools import count
 from operator import attrgetter
 
 from autellix_backend.core.admission.base import Admission, AdmissionInputs
+from autellix_backend.core.admission.contexts import ProgramContexts
 from autellix_backend.core.admission.costs import ContextCosts, HostLoads
 from autellix_backend.core.admission.idle import IdleLimits
 from autellix_backend.core.admission.memory import EngineMemory
@@ -43,7 +44,7 @@ class WorkingSetAdmission(Admission):
     def __init__(self, inputs: AdmissionInputs) -> None:
         """Admit programs to an empty engine."""
         config = inputs.config
-        self.memory = EngineMemory(config.kv_share * inputs.kv_tokens)
+        self.memory = EngineMemory(config.kv_share * inputs.kv_tokens, inputs.fill)
         self._costs = ContextCosts(inputs.token_cost)
         self.idle = IdleLimits(self.memory.capacity_tokens, config.idle_s, self._costs)
         self._review = MemoryReview(self.memory, self.idle, self._costs, inputs.statistics)
@@ -170,6 +171,7 @@ class WorkingSetAdmission(Admission):
             weight=call.weight,
             number=next(self._numbers),
             holding_of=self._holding_of,
+            contexts=ProgramContexts(self.memory.fill),
         )
         context.key = self._key_of(program)
         self.memory.inactive.add(context, now)
