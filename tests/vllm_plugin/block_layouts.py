@@ -42,6 +42,7 @@ from vllm.v1.kv_cache_interface import (
 from vllm.v1.request import Request
 
 from autellix_backend.vllm_plugin.engine_blocks import EngineBlocks
+from autellix_backend.vllm_plugin.offload.connector import _token_bytes
 
 BLOCKS = 4001
 MAX_MODEL_LEN = 8192
@@ -228,6 +229,7 @@ def play_alone(layout: Layout) -> list[tuple[int, int, int]]:
         request, _ = calls.start("a", list(range(prompt)))
         for _ in range(DECODED):
             calls.decode(request)
+            assert calls.ours.held("a") == calls.held
             found.append((request.num_tokens, calls.held, calls.ours.blocks_of(request.num_tokens)))
     return found
 
@@ -286,10 +288,13 @@ def main() -> None:
     played = {type(spec).__name__ for layout in LAYOUTS.values() for spec in layout.groups}
     report: dict[str, Any] = {"missing": sorted(registered - played), "layouts": {}}
     for name, layout in LAYOUTS.items():
-        ours = Calls(layout).ours
+        calls = Calls(layout)
+        ours = calls.ours
         tokens = ours.capacity_tokens
         report["layouts"][name] = {
             "capacity": tokens if tokens < inf else None,
+            "block_tokens": ours.block_tokens,
+            "token_bytes": _token_bytes(calls.manager.kv_cache_config),
             "fits": [] if tokens == inf else [_fits(ours, length) for length in PROMPTS],
             "alone": play_alone(layout),
             "together": play_together(layout) if layout.has_cache else None,

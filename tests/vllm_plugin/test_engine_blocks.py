@@ -74,6 +74,23 @@ def test_capacity_is_in_tokens_of_whole_contexts(layouts: Layouts) -> None:
     assert unbounded == {"windows alone", "states alone", "states alone, no cache"}
 
 
+def test_blocks_are_reported_at_their_worth_in_whole_contexts(layouts: Layouts) -> None:
+    """So that all blocks times this number are the tokens that fit."""
+    worth = {name: found["block_tokens"] for name, found in layouts.items()}
+    assert all(
+        worth[name] == found["capacity"] // 4000 for name, found in layouts.items() if found["capacity"]
+    )
+    assert worth["full and windows, larger blocks"] == worth["full and states, no cache"] == 16
+
+
+def test_loads_are_priced_by_what_grows_with_a_context(layouts: Layouts) -> None:
+    size = {name: found["token_bytes"] for name, found in layouts.items()}
+    assert size["full and windows"] == size["full and chunks"] == size["full"]
+    assert size["full and states"] == size["full, large blocks"]
+    assert size["three groups of full"] == 3 * size["full"]
+    assert size["windows alone"] > 0
+
+
 def test_a_kept_context_is_found_whole(layouts: Layouts) -> None:
     """Also where nothing but the blocks that it counts for are left in the cache."""
     kept = {name: found["kept"] for name, found in layouts.items() if found["kept"]}

@@ -127,11 +127,10 @@ def test_only_our_connector_reports_offload_totals(
     pool = SimpleNamespace(num_gpu_blocks=11, get_num_free_blocks=lambda: 4)
     scheduler = SimpleNamespace(
         kv_cache_manager=SimpleNamespace(block_pool=pool),
-        block_size=16,
         running=[],
         connector=connector,
     )
-    load = load_of(scheduler, tracker, 3, is_block_short=False)
+    load = load_of(scheduler, tracker, 3, block_tokens=16, is_block_short=False)
 
     assert (load["kv_offload"], load["kv_used_blocks"], load["kv_total_blocks"]) == (expected, 6, 10)
 

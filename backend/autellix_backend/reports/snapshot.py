@@ -136,7 +136,7 @@ class EngineSnapshot(msgspec.Struct, frozen=True, kw_only=True, tag_field=_TAG_F
     kv_used_blocks: int
     kv_total_blocks: int
     kv_block_tokens: int
-    """Tokens that one KV block holds."""
+    """Tokens of whole contexts that one KV block is worth."""
     is_block_short: bool
     """Whether a waiting call was refused KV blocks in the latest step."""
     level_calls: tuple[int, ...]

@@ -81,6 +81,11 @@ class EngineBlocks:
         total = self._pool.num_gpu_blocks - 1
         return math.inf if self._tokens_per_block is None else int(total * self._tokens_per_block)
 
+    @property
+    def block_tokens(self) -> int:
+        """The tokens of whole contexts that a block is worth, as all tokens over all blocks."""
+        return int(self._tokens_per_block or self._scheduler.block_size) or 1
+
     def fill(self, tokens: int, counted: int) -> int:
         """Return the KV memory (tokens) that a context fills beside its first `counted` tokens."""
         assert self._tokens_per_block is not None, "nothing counts where contexts do not grow"
@@ -147,7 +152,10 @@ class EngineBlocks:
         """Return the number of blocks of a running request."""
         held = self._manager.get_blocks(request_id).blocks
         # In place of blocks that are no longer needed, vLLM has its null block.
-        return sum(not block.is_null for number in self._groups for block in held[number])
+        return sum(
+            len(held[number]) if group.grows else sum(not block.is_null for block in held[number])
+            for number, group in self._groups.items()
+        )
 
     def can_free(self, request: Request) -> bool:
         """Whether a preemption frees the blocks of a request at once."""

@@ -210,7 +210,13 @@ class SchedulerPlugin:
         """Send a snapshot, if one is due."""
         if self._reporter.is_due(self._clock):
             blocks, free = self.engine.blocks, self.engine.free_slots
-            load = load_of(self._scheduler, self.tracker, free, is_block_short=blocks.is_short)
+            load = load_of(
+                self._scheduler,
+                self.tracker,
+                free,
+                block_tokens=blocks.block_tokens,
+                is_block_short=blocks.is_short,
+            )
             self._reporter.send(self._clock, load, blocks.held)
 
     def report_last(self) -> None:

@@ -44,7 +44,9 @@ class SchedulerLoad(TypedDict):
     kv_offload: KvOffloadTotals | None
 
 
-def load_of(scheduler: Any, tracker: CallTracker, free_slots: int, *, is_block_short: bool) -> SchedulerLoad:
+def load_of(
+    scheduler: Any, tracker: CallTracker, free_slots: int, *, block_tokens: int, is_block_short: bool
+) -> SchedulerLoad:
     """Read the load of an engine from vLLM's scheduler."""
     pool = scheduler.kv_cache_manager.block_pool
     total_blocks = pool.num_gpu_blocks - 1  # One is vLLM's null block.
@@ -56,7 +58,7 @@ def load_of(scheduler: Any, tracker: CallTracker, free_slots: int, *, is_block_s
         slots=len(scheduler.running) + free_slots,
         kv_used_blocks=total_blocks - pool.get_num_free_blocks(),
         kv_total_blocks=total_blocks,
-        kv_block_tokens=scheduler.block_size,
+        kv_block_tokens=block_tokens,
         is_block_short=is_block_short,
         kv_offload=offload_totals() if offload_totals is not None else None,
     )

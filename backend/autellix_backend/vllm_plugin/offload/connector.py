@@ -21,7 +21,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
 from vllm.forward_context import ForwardContext
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.kv_cache_interface import KVCacheConfig
+from vllm.v1.kv_cache_interface import KVCacheConfig, is_full_attention_spec
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request
 
@@ -199,11 +199,15 @@ class ProgramOffloadingConnector(OffloadingConnector):
 
 
 def _token_bytes(kv_cache_config: KVCacheConfig) -> float:
-    """Return the bytes of one token in one worker's cache, over all its layers."""
+    """Return the bytes of one token in one worker's cache, over all layers that keep whole contexts.
+
+    What windows and states take does not grow with the tokens.
+    """
     groups = kv_cache_config.kv_cache_groups
+    whole = [group for group in groups if is_full_attention_spec(group.kv_cache_spec)]
     return float(
         sum(
             len(group.layer_names) * group.kv_cache_spec.page_size_bytes / group.kv_cache_spec.block_size
-            for group in groups
+            for group in whole or groups
         )
     )
