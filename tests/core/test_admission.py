@@ -697,7 +697,7 @@ def test_what_would_be_loaded_is_kept_for_as_long_as_its_load_takes(
         asked.append((program_id, tokens))
         return share, load_s
 
-    engine.admission.use_host_memory(host_loads)
+    engine.admission.use_host_memory(host_loads, math.inf)
     engine.arrive("a1", 60)
     engine.finish("a1", 60)
     engine.arrive("busy", 10)
@@ -706,6 +706,119 @@ def test_what_would_be_loaded_is_kept_for_as_long_as_its_load_takes(
     assert engine.review(after_s=kept_s + LEAST_HOLD_S, steps=REVIEW_STEPS) == []
     assert engine.review(after_s=1e-6, steps=REVIEW_STEPS) == ["c1"]
     assert set(asked) == {("a", 60)}
+
+
+def parking(host_tokens: float) -> Engine:
+    """Return an engine with host memory whose program a is parked, and on which b is active in its place."""
+    engine = Engine()
+    engine.admission.use_host_memory(lambda program_id, tokens: (1.0, 0.0), host_tokens)
+    engine.arrive("a1", 60)
+    engine.finish("a1", 60)
+    engine.arrive("busy", 10)
+    engine.arrive("c1", 60)
+    engine.review(after_s=2 * LEAST_HOLD_S, steps=REVIEW_STEPS)
+    return engine
+
+
+def parked(engine: Engine) -> str:
+    return "".join(sorted(engine.admission.memory.parked.contexts))
+
+
+def test_an_inactive_program_is_parked_where_host_memory_has_room() -> None:
+    """So it gives its place to another at once, and comes back before a newcomer with a better key."""
+    engine = parking(2 * CAPACITY)
+    assert (engine.active, parked(engine)) == ("bc", "a")
+    engine.arrive("n1", 60, age_s=1000.0)
+    engine.arrive("a2", 60)
+    engine.finish("c1", 60)
+
+    assert engine.review(after_s=2 * LEAST_HOLD_S, steps=REVIEW_STEPS) == ["a2"]
+    assert (engine.active, parked(engine), engine.refused) == ("ab", "c", ["n1"])
+
+
+def test_what_host_memory_has_no_room_for_keeps_its_memory_in_the_engine() -> None:
+    """As long as without host memory."""
+    engine = parking(CAPACITY / 2)
+    assert (engine.active, parked(engine)) == ("ab", "")
+    assert engine.review(after_s=LONGEST_S, steps=REVIEW_STEPS) == ["c1"]
+    assert (engine.active, parked(engine)) == ("bc", "")
+
+
+def test_a_newcomer_waits_until_parked_programs_end_or_were_idle_for_long() -> None:
+    engine = parking(1.7 * CAPACITY)
+    engine.arrive("n1", 20)
+    assert engine.review(steps=REVIEW_STEPS) == []
+
+    assert engine.review(after_s=LONGEST_S - 1.0, steps=REVIEW_STEPS) == []
+    assert engine.review(after_s=1.0, steps=REVIEW_STEPS) == ["n1"]
+    assert parked(engine) == ""
+
+
+def test_a_parked_program_that_ends_makes_room_in_host_memory() -> None:
+    engine = parking(1.7 * CAPACITY)
+    engine.arrive("n1", 20)
+    engine.machine.end_program("a", engine.now)
+
+    assert engine.review(steps=REVIEW_STEPS) == ["n1"]
+    assert parked(engine) == ""
+    assert engine.admission.take_stored() == {"a": False, "b": True, "c": True, "n": True}
+
+
+def test_parked_programs_are_given_up_when_contexts_outgrow_host_memory() -> None:
+    engine = parking(1.63 * CAPACITY)
+    engine.run("busy", "c1")
+    assert engine.admission.take_stored() == {"a": True, "b": True, "c": True}
+    engine.arrive("a2", 80)
+    engine.grown = {"busy": 40, "c1": 60}
+    engine.review(steps=REVIEW_STEPS)
+
+    assert (engine.active, parked(engine), engine.refused) == ("bc", "", ["a2"])
+    assert engine.admission.take_stored() == {"a": False}
+
+
+def test_a_tenant_takes_host_memory_from_one_that_has_more_parked() -> None:
+    """Not from itself: there its programs have their places already."""
+    engine = parking(1.7 * CAPACITY)
+    engine.arrive("n1", 20)
+    engine.review(after_s=HOLD_S + 1.0, steps=REVIEW_STEPS)
+    assert (parked(engine), engine.refused) == ("a", ["n1"])
+    engine.arrive("o1", 20, tenant="other")
+
+    assert engine.review(after_s=HOLD_S + 1.0, steps=REVIEW_STEPS) == ["o1"]
+    assert parked(engine) == ""
+
+
+def test_memory_for_a_starving_program_is_taken_from_host_memory_too() -> None:
+    engine = parking(1.7 * CAPACITY)
+    engine.arrive("n1", 60)
+    engine.arrive("a2", 60)
+    for _ in range(40):
+        engine.review(after_s=HOLD_S, steps=REVIEW_STEPS)
+        if "n" in engine.active:
+            break
+
+    assert "n" in engine.active
+    assert engine.admission.memory.keeps_parked
+
+
+def test_a_reset_of_the_prefix_cache_gives_up_parked_programs() -> None:
+    engine = parking(2 * CAPACITY)
+    engine.arrive("a2", 60)
+    engine.admission.lose_contexts()
+    engine.machine.check()
+
+    assert (parked(engine), engine.refused) == ("", ["a2"])
+
+
+def test_a_parked_program_grows_with_its_next_call() -> None:
+    engine = parking(2 * CAPACITY)
+    engine.arrive("a2", 80, prefix="tools", prefix_tokens=20)
+
+    memory = engine.admission.memory
+    assert (memory.parked.tokens, parked(engine)) == (80, "a")
+    engine.machine.abort("a2", engine.now)
+    engine.machine.check()
+    assert parked(engine) == "a"
 
 
 def test_no_idle_program_makes_room_while_nobody_waits(engine: Engine) -> None:

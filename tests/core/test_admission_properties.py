@@ -39,6 +39,8 @@ CONFIGS = st.builds(
     boost=st.sampled_from((0.0, 0.7, 5.0)),
     token_s=st.sampled_from((1e-5, 0.01, 0.2)),
 )
+HOSTS = st.sampled_from((0.0, 60.0, 250.0, math.inf))
+"""The tokens that fit into host memory."""
 KINDS = (
     *("arrive",) * 5,
     *("start",) * 3,
@@ -172,30 +174,54 @@ class Driver:
 
 
 def drive(
-    config: SchedulerConfig, events: list[Any], kv_tokens: float = 2 * CAPACITY, **facts: Any
+    config: SchedulerConfig,
+    events: list[Any],
+    kv_tokens: float = 2 * CAPACITY,
+    host_tokens: float = 0.0,
+    **facts: Any,
 ) -> Driver:
     driver = Driver(machine=Machine(config, kv_tokens=kv_tokens), **facts)
+    if host_tokens:
+        driver.admission.use_host_memory(lambda _, tokens: (0.8, 0.01 * tokens), host_tokens)
     for event in events:
         driver.apply(*event)
     return driver
 
 
 @quick
-@given(CONFIGS, EVENTS)
+@given(CONFIGS, EVENTS, HOSTS)
 def test_after_a_review_the_active_programs_fit_or_are_one(
-    config: SchedulerConfig, events: list[Any]
+    config: SchedulerConfig, events: list[Any], host_tokens: float
 ) -> None:
     def judge(driver: Driver) -> None:
         active = driver.admission.memory.active
         assert active.tokens <= CAPACITY or active.count_unpaused() <= 1
 
-    drive(config, events, tenants=("a", "b", "c"), on_review=judge)
+    drive(config, events, host_tokens=host_tokens, tenants=("a", "b", "c"), on_review=judge)
 
 
 @quick
-@given(CONFIGS, EVENTS)
+@given(CONFIGS, EVENTS, HOSTS)
+def test_parked_programs_fit_into_host_memory_beside_the_active_ones(
+    config: SchedulerConfig, events: list[Any], host_tokens: float
+) -> None:
+    """Host memory is told of each program that became active, or that was given up."""
+    stored: dict[str, bool] = {}
+
+    def judge(driver: Driver) -> None:
+        memory = driver.admission.memory
+        assert memory.keeps_parked or not memory.parked.contexts
+        stored.update(driver.admission.take_stored())
+        kept = {program_id for program_id, is_kept in stored.items() if is_kept}
+        assert kept == ({*memory.active.contexts, *memory.parked.contexts} if host_tokens else set())
+
+    drive(config, events, host_tokens=host_tokens, tenants=("a", "b", "c"), on_review=judge)
+
+
+@quick
+@given(CONFIGS, EVENTS, HOSTS)
 def test_after_a_review_an_active_program_has_a_call_if_any_program_has(
-    config: SchedulerConfig, events: list[Any]
+    config: SchedulerConfig, events: list[Any], host_tokens: float
 ) -> None:
     def judge(driver: Driver) -> None:
         calls = [*driver.machine, *driver.machine.refused()]
@@ -203,16 +229,16 @@ def test_after_a_review_an_active_program_has_a_call_if_any_program_has(
         assert active.is_live == any(not call.is_paused for call in calls if call in list(driver.machine))
         assert active.is_live or all(call.is_paused for call in calls)
 
-    drive(config, events, tenants=("a", "b", "c"), on_review=judge)
+    drive(config, events, host_tokens=host_tokens, tenants=("a", "b", "c"), on_review=judge)
 
 
 @quick
-@given(CONFIGS, EVENTS, st.integers(1, 4))
+@given(CONFIGS, EVENTS, HOSTS, st.integers(1, 4))
 def test_an_engine_that_finishes_what_it_admits_ends_every_call(
-    config: SchedulerConfig, events: list[Any], slots: int
+    config: SchedulerConfig, events: list[Any], host_tokens: float, slots: int
 ) -> None:
     """Also where no program ever ends, and time stands still."""
-    driver = drive(config, events, tenants=("a", "b", "c"))
+    driver = drive(config, events, host_tokens=host_tokens, tenants=("a", "b", "c"))
 
     for call in (*driver.machine, *driver.machine.refused()):
         if call.is_paused:
@@ -301,9 +327,11 @@ def test_all_calls_of_a_program_have_its_key(config: SchedulerConfig, events: li
 
 
 @quick
-@given(CONFIGS, EVENTS)
-def test_no_call_is_lost_or_leaves_twice(config: SchedulerConfig, events: list[Any]) -> None:
-    driver = drive(config, events, tenants=("a", "b", "c"))
+@given(CONFIGS, EVENTS, HOSTS)
+def test_no_call_is_lost_or_leaves_twice(
+    config: SchedulerConfig, events: list[Any], host_tokens: float
+) -> None:
+    driver = drive(config, events, host_tokens=host_tokens, tenants=("a", "b", "c"))
 
     left = [record.call_id for record in driver.records]
     active = [call.call_id for call in (*driver.machine, *driver.machine.refused())]
@@ -311,11 +339,11 @@ def test_no_call_is_lost_or_leaves_twice(config: SchedulerConfig, events: list[A
 
 
 @quick
-@given(CONFIGS, EVENTS)
+@given(CONFIGS, EVENTS, HOSTS)
 def test_nothing_is_kept_of_programs_that_ended_or_expired(
-    config: SchedulerConfig, events: list[Any]
+    config: SchedulerConfig, events: list[Any], host_tokens: float
 ) -> None:
-    driver = drive(config, events, tenants=("a", "b", "c"))
+    driver = drive(config, events, host_tokens=host_tokens, tenants=("a", "b", "c"))
     machine, memory = driver.machine, driver.admission.memory
     for call in (*machine, *machine.refused()):
         machine.abort(call.call_id, driver.now)
@@ -324,5 +352,6 @@ def test_nothing_is_kept_of_programs_that_ended_or_expired(
     machine.expire(driver.now, 0.0)
 
     assert (memory.active.contexts, memory.active.tokens, len(memory.inactive)) == ({}, 0, 0)
+    assert (memory.parked.contexts, memory.parked.tokens) == ({}, 0)
     assert (len(machine), len(machine.table), machine.shares._shares) == (0, 0, {})
     machine.check()

@@ -91,22 +91,45 @@ def test_a_tool_call_does_not_cost_a_running_program_its_context(retention: Rete
     retention.end_call("runs", is_last=False)
 
 
-def test_programs_that_wait_for_admission_are_evicted_last(retention: Retention[bytes]) -> None:
-    """The one that was held back last before the others, since it will be admitted last."""
+def test_programs_that_admission_counts_on_are_evicted_last(retention: Retention[bytes]) -> None:
+    """The one that it counts on for the shortest time before the others, whether they have calls or not."""
     for program, keys in (("first", "ab"), ("runs", "cd"), ("second", "ef")):
         call(retention, program, keys, leaves=False)
     for _ in range(2):
-        retention.hold_back("first", is_held_back=True)
-        retention.hold_back("second", is_held_back=True)
+        for program in ("first", "second", "unknown"):
+            retention.keep(program, is_kept=True)
+    assert order(retention) == "dcfeba"
+    retention.end_call("second", is_last=False)
     assert order(retention) == "dcfeba"
     retention.begin_call("second")
-    retention.hold_back("first", is_held_back=False)
+    retention.keep("first", is_kept=False)
     assert order(retention) == "dcbafe"
     retention.end_program("second")
-    retention.end_call("second", is_last=False)
     assert order(retention) == "dcbafe"
     retention.end_call("second", is_last=False)
     assert order(retention) == "fedcba"
+
+
+def test_a_history_that_was_left_behind_is_evicted_first(retention: Retention[bytes]) -> None:
+    """What the latest calls of a program have not used, unless others use it; without any use, all stays."""
+    call(retention, "other", "sx")
+    call(retention, "p", "sabc")
+    retention.keep("p", is_kept=True)
+    call(retention, "p", "sd")
+    assert order(retention) == "cbaxds"
+    call(retention, "p", "")
+    assert order(retention) == "cbaxds"
+    call(retention, "p", "sab")
+    assert order(retention) == "cdxbas"
+
+
+def test_calls_of_one_time_leave_nothing_of_each_other_behind(retention: Retention[bytes]) -> None:
+    call(retention, "p", "ab", leaves=False)
+    call(retention, "p", "cd", leaves=False)
+    retention.end_call("p", is_last=False)
+    retention.end_call("p", is_last=False)
+    call(retention, "q", "e", is_last=True)
+    assert order(retention) == "edcba"
 
 
 def test_a_shared_front_stays_with_its_best_program(retention: Retention[bytes]) -> None:
@@ -168,7 +191,7 @@ def test_random_histories_keep_the_order(seed: int) -> None:
             retention.begin_call(program)
             calls.append(program)
         elif action == "hold" and calls:
-            retention.hold_back(generator.choice(calls), is_held_back=generator.random() < 0.6)
+            retention.keep(generator.choice(calls), is_kept=generator.random() < 0.6)
         elif action == "use" and calls:
             keys = [bytes([generator.randrange(24)]) for _ in range(4)]
             for key in dict.fromkeys(keys):

@@ -98,8 +98,9 @@ def test_only_bounded_memory_is_allotted(name: str, kv_tokens: float) -> None:
 
 def test_by_default_every_program_is_admitted_for_good() -> None:
     admission = Admission()
-    admission.use_host_memory(lambda program_id, tokens: (1.0, 0.0))
+    admission.use_host_memory(lambda program_id, tokens: (1.0, 0.0), 1000.0)
 
     assert (admission.is_due(0), admission.steps_to_review(0)) == (False, NEVER_STEPS)
     assert admission.review(0.0, 0, lambda _: 0) == []
     assert admission.take_to_keep() == []
+    assert admission.take_stored() == {}

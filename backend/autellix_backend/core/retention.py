@@ -2,12 +2,13 @@
 
 The order, worst first:
 
-1. chunks that no living program uses, longest without one first;
+1. chunks that no living program uses, or that the latest calls of none have used, longest without one first:
+   a compacted history is of no more use;
 2. chunks of programs that have no call in the engine, longest idle first: they wait for a tool or a person,
    and their last use does not predict their next;
-3. chunks of programs with calls that may run, least recently called first: the engine has most of these too;
-4. chunks of programs that admission holds back, the latest first: these will be loaded, and no other memory
-   has them.
+3. chunks of programs with calls, least recently called first;
+4. chunks of programs that admission counts on, the latest first: what is active in the engine, and what is
+   parked here. Without admission there are none.
 
 A program loses its chunks from the end of its context, since what follows a gap is of no use. A chunk is kept
 for the best-placed of the latest MAX_OWNERS programs that used it.
@@ -28,8 +29,8 @@ MAX_IDLE_PROGRAMS = 65_536
 """Idle programs that are remembered; beyond it the longest idle counts as ended."""
 
 
-IDLE, ACTIVE, HELD_BACK = range(3)
-"""Ranks of programs, worst first: without a call, with calls that may run, and held back by admission."""
+IDLE, CALLING, KEPT = range(3)
+"""Ranks of programs, worst first: without a call, with calls, and those that admission counts on."""
 
 
 @dataclass(slots=True, eq=False)
@@ -38,13 +39,22 @@ class _Program(Generic[K]):
     since: int = 0
     """A growing number that orders chunks by when they got their rank."""
     calls: int = 0
+    is_kept: bool = False
+    used: set[K] = field(default_factory=set)
+    """Chunks that its calls have used since it last had none."""
     is_ending: bool = False
     chunks: OrderedDict[K, None] = field(default_factory=OrderedDict)
     """Those that are kept for it, from the front of its context."""
 
     @property
     def place(self) -> tuple[int, int]:
-        return (self.rank, -self.since if self.rank == HELD_BACK else self.since)
+        return (self.rank, -self.since if self.rank == KEPT else self.since)
+
+    @property
+    def right_rank(self) -> int:
+        if self.is_kept:
+            return KEPT
+        return CALLING if self.calls else IDLE
 
 
 @dataclass(slots=True, eq=False)
@@ -68,10 +78,10 @@ class Retention(Generic[K]):
     def begin_call(self, program_id: str) -> None:
         """Count a call of the program that arrives at the engine."""
         program = self._programs.setdefault(program_id, _Program())
-        if not program.calls:
-            program.is_ending = False
-            self._move(program_id, program, ACTIVE)
         program.calls += 1
+        if program.calls == 1:
+            program.is_ending = False
+            self._place(program_id, program)
 
     def end_call(self, program_id: str, *, is_last: bool) -> None:
         """Remove a call that leaves the engine; a last call ends its program once all its calls have left."""
@@ -80,7 +90,8 @@ class Retention(Generic[K]):
         program.calls -= 1
         if program.calls:
             return
-        self._move(program_id, program, IDLE)
+        self._release_unused(program_id, program)
+        self._place(program_id, program)
         if program.is_ending:
             self._end(program_id)
         elif len(self._ranks[IDLE]) > MAX_IDLE_PROGRAMS:
@@ -94,11 +105,12 @@ class Retention(Generic[K]):
         elif program is not None:
             self._end(program_id)
 
-    def hold_back(self, program_id: str, *, is_held_back: bool) -> None:
-        """Note whether the calls of a program, which has some, wait for its admission."""
-        program, rank = self._programs[program_id], HELD_BACK if is_held_back else ACTIVE
-        if program.rank != rank:
-            self._move(program_id, program, rank)
+    def keep(self, program_id: str, *, is_kept: bool) -> None:
+        """Note whether admission counts on the chunks of a program, which may be unknown."""
+        program = self._programs.get(program_id)
+        if program is not None and program.is_kept != is_kept:
+            program.is_kept = is_kept
+            self._place(program_id, program)
 
     def add(self, key: K) -> None:
         """Add a chunk that no program uses yet."""
@@ -108,6 +120,7 @@ class Retention(Generic[K]):
     def use(self, keys: Sequence[K], program_id: str) -> None:
         """Assign chunks, in the order of the context, to a program that has a call."""
         program = self._programs[program_id]
+        program.used.update(keys)
         taken_over: list[K] = []
         for key in keys:
             chunk = self._chunks.get(key)
@@ -142,8 +155,8 @@ class Retention(Generic[K]):
     def worst_first(self) -> Iterator[K]:
         """Yield all chunks in the order in which they should go; none may be added or discarded meanwhile."""
         yield from list(self._unused)
-        idle, active, held_back = self._ranks
-        for programs in (idle.values(), active.values(), reversed(held_back.values())):
+        idle, calling, kept = self._ranks
+        for programs in (idle.values(), calling.values(), reversed(kept.values())):
             for program in list(programs):
                 for key in list(reversed(program.chunks)):
                     best = self._best_owner(key)
@@ -163,30 +176,47 @@ class Retention(Generic[K]):
             for program_id, program in programs.items():
                 assert self._programs[program_id] is program, program_id
                 assert program.rank == rank, program_id
-                assert (program.calls > 0) is (rank != IDLE), program_id
+                assert rank == program.right_rank, program_id
+                assert program.calls or not program.used, program_id
                 listed += [(program_id, key) for key in program.chunks]
         assert len(listed) == len(self._chunks), (len(listed), len(self._chunks))
         for keeper, key in listed:
             assert self._chunks[key].keeper == keeper, key
             assert len(self._chunks[key].owners) <= MAX_OWNERS, key
 
-    def _move(self, program_id: str, program: _Program[K], rank: int) -> None:
+    def _place(self, program_id: str, program: _Program[K]) -> None:
+        """Put a program behind all others of its rank; one that admission counts on keeps its place."""
+        if program_id in self._ranks[KEPT] and program.is_kept:
+            return
         self._ranks[program.rank].pop(program_id, None)
-        program.rank, program.since = rank, next(self._numbers)
-        self._ranks[rank][program_id] = program
+        program.rank, program.since = program.right_rank, next(self._numbers)
+        self._ranks[program.rank][program_id] = program
+
+    def _release_unused(self, program_id: str, program: _Program[K]) -> None:
+        """Take the chunks that the latest calls of a program have not used from it, if they used any."""
+        used, program.used = program.used, set()
+        for key in [key for key in reversed(program.chunks) if key not in used] if used else ():
+            del self._chunks[key].owners[program_id]
+            self._pass_on(key)
 
     def _end(self, program_id: str) -> None:
         program = self._programs.pop(program_id)
-        del self._ranks[IDLE][program_id]
+        del self._ranks[program.rank][program_id]
         for key in reversed(program.chunks):
-            chunk = self._chunks[key]
-            chunk.keeper = None
-            best = self._best_owner(key)
-            if best is None:
-                chunk.owners.clear()
-                self._unused[key] = None
-            else:
-                self._keep(key, best, is_front=True)
+            self._chunks[key].keeper = None
+            self._pass_on(key)
+
+    def _pass_on(self, key: K) -> None:
+        """Give a chunk that its keeper has no use for to the best-placed other user."""
+        chunk = self._chunks[key]
+        best = self._best_owner(key)
+        if best is not None:
+            self._keep(key, best, is_front=True)
+            return
+        self._unlist(key, chunk)
+        chunk.keeper = None
+        chunk.owners.clear()
+        self._unused[key] = None
 
     def _best_owner(self, key: K) -> str | None:
         living = [owner for owner in self._chunks[key].owners if owner in self._programs]

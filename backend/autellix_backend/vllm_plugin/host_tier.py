@@ -1,9 +1,9 @@
 """Host memory for admission: contexts of waiting programs are kept there, and loaded ahead of a slot.
 
 Our connector stores every full block once it is computed, so a program that becomes inactive leaves its
-context behind without a copy. This module decides two things: host memory keeps the contexts of programs that
-are held back before all others, and the load of an admitted request begins in the step that admits it. vLLM
-itself begins a load when it has a slot for the request, which then idles until the load is done.
+context behind without a copy. This module passes on two decisions: host memory keeps the contexts that
+admission counts on before all others, and the load of an admitted request begins in the step that admits it.
+vLLM itself begins a load when it has a slot for the request, which then idles until the load is done.
 
 A load needs a request, because vLLM allocates blocks to nothing else. No load is missed by that: a program is
 activated only for a call that waits.
@@ -29,7 +29,7 @@ class HostTier:
         has_tier = admission.memory is not None and hasattr(connector, "loading_ahead")
         self._connector = connector if has_tier else None
         if has_tier:
-            admission.use_host_memory(connector.load_of)
+            admission.use_host_memory(connector.load_of, connector.host_tokens)
         self._loads_ahead = has_tier and engine.blocks.loads_whole_contexts
         self._engine = engine
         self._tracker = tracker
@@ -40,10 +40,9 @@ class HostTier:
         """Note requests that have arrived, or that admission has let in or withdrawn."""
         if self._connector is None:
             return
+        self._connector.manager.keep(self._tracker.machine.admission.take_stored())
         for request_id in request_ids:
-            is_held_back = self._tracker.is_held_back(request_id)
-            self._connector.manager.hold_back(request_id, is_held_back=is_held_back)
-            if is_held_back:
+            if self._tracker.is_held_back(request_id):
                 self._admitted.pop(request_id, None)
             else:
                 self._admitted[request_id] = None

@@ -59,7 +59,7 @@ class SimEngine:
         is_priced = self.machine.preempts and config.preemption == "priced"
         self.blocks = CallBlocks(model, is_priced=is_priced) if baseline is None else baseline.blocks
         if self.blocks.host is not None:
-            self.machine.admission.use_host_memory(self.blocks.load_of)
+            self.machine.admission.use_host_memory(self.blocks.load_of, self.blocks.host.total_tokens)
         self.calls: dict[str, EngineCall] = {}
         self._last_calls: dict[str, EngineCall] = {}
         """The last call of each live program that had one here."""
@@ -283,6 +283,8 @@ class SimEngine:
                 "admit" if self.machine.call(call_id).is_admitted else "withdraw", self.calls[call_id], now
             )
             self.loads.on_admission(self.calls[call_id])
+        if self.blocks.host is not None:
+            self.blocks.host.keep(self.machine.admission.take_stored())
         for program_id in self.machine.admission.take_to_keep():
             if program_id in self._last_calls:
                 self.blocks.kv.touch(self._last_calls[program_id].segment)

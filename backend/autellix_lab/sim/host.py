@@ -8,7 +8,8 @@ the blocks of a program do. A call that uses a part of a run counts as a user of
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from autellix_backend.core.retention import Retention
@@ -39,9 +40,15 @@ class HostBlocks:
         """Count a call that arrives at the engine."""
         self._retention.begin_call(call.program_id)
 
-    def hold_back(self, call: EngineCall, *, is_held_back: bool) -> None:
-        """Note whether a call waits for its program's admission."""
-        self._retention.hold_back(call.program_id, is_held_back=is_held_back)
+    @property
+    def total_tokens(self) -> float:
+        """The tokens that fit into host memory."""
+        return math.inf if self._total is None else self._total * self._block_tokens
+
+    def keep(self, stored: Mapping[str, bool]) -> None:
+        """Note the programs whose blocks admission counts on from now on, or does not any more."""
+        for program_id, is_kept in stored.items():
+            self._retention.keep(program_id, is_kept=is_kept)
 
     def leave(self, call: EngineCall) -> None:
         """Remove a call that has finished."""

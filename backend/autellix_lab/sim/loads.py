@@ -32,11 +32,9 @@ class HostLoads:
 
     def on_admission(self, call: EngineCall) -> None:
         """Note whether a call is admitted, after each change."""
-        host, state = self._blocks.host, call.state
-        if host is None or state is None:
+        if self._blocks.host is None or call.state is None:
             return
-        host.hold_back(call, is_held_back=not state.is_admitted)
-        if state.is_admitted:
+        if call.state.is_admitted:
             self._unlooked[call.call_id] = call
         else:
             self._unlooked.pop(call.call_id, None)

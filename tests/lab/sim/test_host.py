@@ -59,10 +59,10 @@ def test_contexts_are_found_behind_what_the_engine_has() -> None:
 
 
 def test_the_worst_blocks_make_room() -> None:
-    """Those of ended programs, then of idle ones; those of a program that is held back stay."""
+    """Those of ended programs, then of idle ones; those of a program that admission counts on stay."""
     host = HostBlocks(12, BLOCK)
-    held = keep(host, call_of("held", 4), leaves=False)
-    host.hold_back(held, is_held_back=True)
+    held = keep(host, call_of("held", 4))
+    host.keep({"held": True})
     idle, ended = keep(host, call_of("idle", 4)), keep(host, call_of("ended", 4))
     host.end_program("ended")
     keep(host, call_of("new", 4))
@@ -112,8 +112,9 @@ def test_runs_of_blocks_are_kept_as_single_blocks_would_be(seed: int) -> None:
         program = rng.choice(sorted(made))
         base, content = rng.choice(made[program]) if made[program] and rng.random() < 0.9 else (None, [])
         prefix_blocks = 4
-        # All of the prefix or nothing: who uses a part of a run is a user of all of it.
-        shared = len(content) if rng.random() < 0.5 or not content else rng.randint(4, len(content))
+        # All of a run or nothing: who uses a part of it is a user of all of it.
+        ends = [place for place in range(4, len(content)) if content[place][0] != content[place - 1][0]]
+        shared = len(content) if rng.random() < 0.5 or not content else rng.choice([4, *ends])
         begin = max(shared, prefix_blocks)
         blocks = begin + rng.randint(0, 12)
         trace = CallTrace(
@@ -131,9 +132,9 @@ def test_runs_of_blocks_are_kept_as_single_blocks_would_be(seed: int) -> None:
         whole += [(call.call_id, place) for place in range(begin, blocks)]
         host.arrive(call)
         single.retention.begin_call(program)
-        for is_held_back in (True, False) if rng.random() < 0.5 else ():
-            host.hold_back(call, is_held_back=is_held_back)
-            single.retention.hold_back(program, is_held_back=is_held_back)
+        for is_kept in (True, False) if rng.random() < 0.5 else ():
+            host.keep({program: is_kept})
+            single.retention.keep(program, is_kept=is_kept)
         assert host.find(call, 0) == single.find(whole) * BLOCK
         assert host.find(call, begin * BLOCK) == single.find(whole[begin:]) * BLOCK
         host.store(call)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from autellix_backend.core.admission.contexts import KvFill, count_tokens
@@ -86,8 +86,15 @@ class Admission:
         """
         return []
 
-    def use_host_memory(self, loads: HostLoads) -> None:
-        """Take into account that contexts may be loaded from host memory; called once, by its owner."""
+    def use_host_memory(self, loads: HostLoads, tokens: float) -> None:
+        """Take into account that contexts may be loaded from host memory, for which it has room in tokens.
+
+        Called once, by its owner.
+        """
+
+    def take_stored(self) -> Mapping[str, bool]:
+        """Return whose contexts host memory should keep from now on, and whose it need not."""
+        return {}
 
     def check(self) -> None:
         """Assert the invariants."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import Counter, deque
 
 from autellix_backend.core.admission.costs import ContextCosts
+from autellix_backend.core.admission.programs import ProgramContext
 
 GAP_WINDOW, MIN_GAPS = 64, 8
 """Gaps between calls that are remembered of a class, and those needed before they count."""
@@ -74,7 +75,7 @@ class IdleLimits:
     @property
     def least_s(self) -> float:
         """A time for which every idle program is kept."""
-        return min(self.longest_s, self.hold_s) if self._costs.host_loads is None else 0.0
+        return min(self.longest_s, self.hold_s)
 
     def of_class(self, tenant: str, class_name: str) -> float:
         """Return how long (s) a program of the class is kept that would be recomputed."""
@@ -83,7 +84,7 @@ class IdleLimits:
         most_s = MAX_HOLDS * hold_s
         return min(self.longest_s, most_s if gap_s is None else max(hold_s, min(gap_s, most_s)))
 
-    def of_program(self, program_id: str, tokens: int, class_limit_s: float) -> float:
-        """Return how long (s) a program is kept, part of whose context (tokens) may be in host memory."""
-        share, load_s = self._costs.load(program_id, tokens)
+    def of_program(self, context: ProgramContext, class_limit_s: float) -> float:
+        """Return how long (s) a program is kept, part of whose context may be loaded from host memory."""
+        share, load_s = self._costs.load(context.program.program_id, context.length)
         return min(class_limit_s, (1.0 - share) * class_limit_s + load_s + LEAST_HOLD_S)

@@ -1,4 +1,10 @@
-"""The KV memory of one engine, in tokens: which programs hold it, and which wait for room."""
+"""The KV memory of one engine, in tokens: which programs hold it, and which wait for room.
+
+With host memory for KV blocks there are two tiers. The engine stores every block there as soon as it is
+computed, so host memory has the contexts of active programs too. What else fits is for parked programs: they
+are inactive, and return by a load in the place of a prefill. A program is parked when it becomes inactive and
+given up when the contexts of active and parked programs together outgrow host memory.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +13,7 @@ from itertools import chain
 
 from autellix_backend.core.admission.contexts import KvFill
 from autellix_backend.core.admission.programs import (
-    ActiveSet,
+    ContextSet,
     InactivePrograms,
     LeavingPrograms,
     ProgramContext,
@@ -15,26 +21,39 @@ from autellix_backend.core.admission.programs import (
 from autellix_backend.core.arrival import Context
 from autellix_backend.core.call import Call
 
+HOST_SHARE = 0.8
+"""The share of host memory that the contexts of active and parked programs may fill before no other program
+is activated: the rest is for what they grow by. Simulated, 0.7 to 0.9 serve about as well."""
+
 
 class EngineMemory:
-    """Programs that are active, those that wait, and those that became inactive while calls were running."""
+    """Programs that are active, parked or waiting, and those that became inactive while calls ran."""
 
     def __init__(self, capacity_tokens: float, fill: KvFill) -> None:
         self.fill = fill
         """How contexts fill it."""
         self.capacity_tokens = capacity_tokens
         """KV tokens that the contexts of active programs may fill."""
-        self.active = ActiveSet()
+        self.host_tokens = 0.0
+        """The tokens that fit into host memory; 0 without any."""
+        self.active = ContextSet()
+        self.parked = ContextSet()
+        """Inactive programs whose contexts host memory keeps, with and without calls."""
         self.inactive = InactivePrograms()
         self.leaving = LeavingPrograms()
         self.freed_tokens = 0
         """Tokens of programs that are active no more, and so of blocks that should be evicted first."""
         self._changed: dict[Call, bool] = {}
         """Calls that the present review admitted or withdrew, and whether they were admitted before."""
+        self._stored: dict[str, bool] = {}
+        """Programs whose contexts host memory should keep from now on, or need not keep any more."""
 
     def find(self, program_id: str) -> ProgramContext | None:
         """Return the context of a program, None if it is unknown."""
-        return self.active.contexts.get(program_id) or self.inactive.contexts.get(program_id)
+        for each in (self.active, self.inactive, self.parked):
+            if program_id in each.contexts:
+                return each.contexts[program_id]
+        return None
 
     @property
     def is_over(self) -> bool:
@@ -55,12 +74,43 @@ class EngineMemory:
 
     def fits(self, context: ProgramContext) -> bool:
         """Whether a program that waits may be activated: it fits, or it would be the only one."""
+        if not self.has_host_room(context):
+            return False
         if not self.active.contexts:
             return True
         leaving = self.leaving.tokens_beside(context) if self.leaving.tokens else 0
         # Most programs are refused without a look at their prefix.
         is_too_large = self.active.tokens + context.own_tokens + leaving > self.capacity_tokens
         return not is_too_large and self.has_room(context, beside=leaving)
+
+    @property
+    def keeps_parked(self) -> bool:
+        """Whether host memory has room for the contexts of all active and parked programs."""
+        return self.active.tokens + self.parked.tokens <= self.host_tokens
+
+    def has_host_room(self, context: ProgramContext) -> bool:
+        """Whether a program could be active without driving parked ones out of host memory."""
+        if context.is_parked or not self.parked.contexts:
+            return True
+        tokens = self.active.tokens + self.parked.tokens + self.parked.added_tokens(context)
+        return tokens <= HOST_SHARE * self.host_tokens
+
+    def make_host_room(self, context: ProgramContext) -> None:
+        """Give up parked programs until a program could be active beside the others."""
+        while not self.has_host_room(context):
+            self.give_up(self.last_parked())
+
+    def trim_parked(self) -> None:
+        """Give up parked programs that host memory cannot keep beside the others."""
+        while self.parked.contexts and not self.keeps_parked:
+            self.give_up(self.last_parked())
+
+    def last_parked(self) -> ProgramContext:
+        """Return the parked program to give up first: the worst key of the tenant with the most by weight."""
+        return max(
+            self.parked.contexts.values(),
+            key=lambda each: (self.parked.tenant_tokens(each.tenant) / each.weight, *each.rank),
+        )
 
     def tenant_share(self, context: ProgramContext) -> float:
         """Return the active context of the program's tenant, by the tenant's weight."""
@@ -75,21 +125,30 @@ class EngineMemory:
     def resize(self, context: ProgramContext) -> None:
         """Count the present contexts of a program."""
         own_tokens = context.contexts.tokens(context.prefix_tokens)
-        if own_tokens != context.own_tokens:
-            (self.active if context.is_active else self.inactive).resize(context, own_tokens)
+        if own_tokens == context.own_tokens:
+            return
+        if context.is_active:
+            self.active.resize(context, own_tokens)
+            return
+        if context.is_parked:
+            self.parked.remove(context)
+        self.inactive.resize(context, own_tokens)
+        if context.is_parked:
+            self.parked.add(context)
 
     def set_prefix(self, context: ProgramContext, needs: Context) -> None:
         """Give a program the prefix of its latest call."""
-        if context.is_active:
-            self.active.remove(context)
+        its_set = self.active if context.is_active else self.parked if context.is_parked else None
+        if its_set is not None:
+            its_set.remove(context)
         context.prefix, context.prefix_tokens = needs.prefix, needs.prefix_tokens
         context.prefix_kv_tokens = self.fill(needs.prefix_tokens, 0)
-        if context.is_active:
-            self.active.add(context)
+        if its_set is not None:
+            its_set.add(context)
 
     def rekey(self, context: ProgramContext, key: float) -> None:
         """Give a program another key, and its place in the order of activation."""
-        if context.is_active:
+        if context.program.program_id not in self.inactive.contexts:
             context.key = key
         elif key != context.key:
             self.inactive.move(context, key)
@@ -97,8 +156,11 @@ class EngineMemory:
     def activate(self, context: ProgramContext) -> None:
         """Activate a program that waits, and admit its calls."""
         self.inactive.remove(context)
+        if context.is_parked:
+            self._unpark(context)
         context.is_active = True
         self.active.add(context)
+        self._note_stored(context, is_kept=True)
         self.leaving.discard(context)
         self._admit(context, is_admitted=True)
 
@@ -111,10 +173,42 @@ class EngineMemory:
             self._admit(context, is_admitted=False)
 
     def drop(self, context: ProgramContext) -> None:
-        """Free the memory of an active program."""
+        """Free the memory of an active program, and park it, if host memory keeps its context."""
+        self._free(context)
+        if self.host_tokens:
+            context.is_parked = True
+            self.parked.add(context)
+
+    def give_up(self, context: ProgramContext) -> None:
+        """Let a parked program lose its context."""
+        self._unpark(context)
+        self._note_stored(context, is_kept=False)
+
+    def end(self, context: ProgramContext) -> None:
+        """Free all memory of a program that has no call and will have none."""
+        if context.is_active:
+            self._free(context)
+        else:
+            self._unpark(context)
+        self._note_stored(context, is_kept=False)
+
+    def _free(self, context: ProgramContext) -> None:
         self.active.remove(context)
         context.is_active = False
         self.freed_tokens += context.own_tokens
+
+    def _unpark(self, context: ProgramContext) -> None:
+        self.parked.remove(context)
+        context.is_parked = False
+
+    def _note_stored(self, context: ProgramContext, *, is_kept: bool) -> None:
+        if self.host_tokens:
+            self._stored[context.program.program_id] = is_kept
+
+    def take_stored(self) -> dict[str, bool]:
+        """Return whose contexts host memory should keep from now on, or need not, since the last time."""
+        stored, self._stored = self._stored, {}
+        return stored
 
     def take_changed(self) -> list[Call]:
         """Return the calls that were admitted or withdrawn since the last time."""
@@ -124,12 +218,18 @@ class EngineMemory:
     def check(self) -> None:
         """Assert the invariants between two reviews."""
         self.active.check()
+        self.parked.check()
         self.inactive.check()
         self.leaving.check()
-        for context in chain(self.active.contexts.values(), self.inactive.contexts.values()):
+        active, parked, inactive = (each.contexts for each in (self.active, self.parked, self.inactive))
+        for context in chain(active.values(), parked.values(), inactive.values()):
             context.contexts.check()
+            assert context.is_active is (context.program.program_id in active)
+            assert context.is_parked is (context.program.program_id in parked)
+        for program_id in parked:
+            assert bool(parked[program_id].calls) is (program_id in inactive)
         assert not self._changed
-        assert not self.active.contexts.keys() & self.inactive.contexts.keys()
+        assert not active.keys() & (inactive.keys() | parked.keys())
 
     def _admit(self, context: ProgramContext, *, is_admitted: bool) -> None:
         for call in context.calls.values():

@@ -35,6 +35,8 @@ class ProgramContext:
     own_tokens: int = 0
     """The KV memory that it needs beside its prefix."""
     is_active: bool = False
+    is_parked: bool = False
+    """Whether it is inactive, and host memory keeps its context."""
     since_s: float = 0.0
     """When its last call left, or while inactive, since when it has been waiting."""
 
@@ -78,8 +80,8 @@ class ProgramContext:
 _Ranked = tuple[float, int, ProgramContext]
 
 
-class ActiveSet:
-    """The active programs and the KV memory (tokens) of their contexts, shared prefixes counted once."""
+class ContextSet:
+    """Some programs and the memory (tokens) of their contexts, shared prefixes counted once."""
 
     def __init__(self) -> None:
         self.contexts: dict[str, ProgramContext] = {}
@@ -89,7 +91,7 @@ class ActiveSet:
         self._tenant_tokens: dict[str, int] = {}
 
     def add(self, context: ProgramContext) -> None:
-        """Add a program that is not active."""
+        """Add a program that is not in the set."""
         self.tokens += self.added_tokens(context)
         if context.prefix is not None:
             self._prefixes.setdefault(context.prefix, [0, context.prefix_kv_tokens])[0] += 1
@@ -97,7 +99,7 @@ class ActiveSet:
         self.contexts[context.program.program_id] = context
 
     def remove(self, context: ProgramContext) -> None:
-        """Remove an active program."""
+        """Remove a program of the set."""
         del self.contexts[context.program.program_id]
         self._count(context, -context.own_tokens)
         self.tokens -= context.own_tokens
@@ -109,19 +111,19 @@ class ActiveSet:
                 del self._prefixes[context.prefix]
 
     def resize(self, context: ProgramContext, own_tokens: int) -> None:
-        """Set the own tokens of an active program."""
+        """Set the own tokens of a program of the set."""
         added = own_tokens - context.own_tokens
         context.own_tokens = own_tokens
         self.tokens += added
         self._count(context, added)
 
     def added_tokens(self, context: ProgramContext) -> int:
-        """Return the KV memory that the program would add."""
+        """Return the memory that the program would add."""
         is_new = context.prefix is not None and context.prefix not in self._prefixes
         return context.own_tokens + (context.prefix_kv_tokens if is_new else 0)
 
     def added_by(self, contexts: Iterable[ProgramContext]) -> int:
-        """Return the KV memory that several programs would add together."""
+        """Return the memory that several programs would add together."""
         contexts = list(contexts)
         prefixes = {
             context.prefix: context.prefix_kv_tokens
@@ -133,15 +135,15 @@ class ActiveSet:
 
     @property
     def is_live(self) -> bool:
-        """Whether an active program has a call that runs or waits for a slot."""
+        """Whether a program of the set has a call that runs or waits for a slot."""
         return any(context.is_live for context in self.contexts.values())
 
     def count_unpaused(self) -> int:
-        """Return how many active programs do not only wait for their clients."""
+        """Return how many programs of the set do not only wait for their clients."""
         return sum(not context.is_paused for context in self.contexts.values())
 
     def tenant_tokens(self, tenant: str) -> int:
-        """Return the KV memory of a tenant's programs without shared prefixes."""
+        """Return the memory of a tenant's programs without shared prefixes."""
         return self._tenant_tokens.get(tenant, 0)
 
     def _count(self, context: ProgramContext, tokens: int) -> None:
@@ -157,7 +159,6 @@ class ActiveSet:
         own_tokens = sum(context.own_tokens for context in contexts)
         assert self.tokens == own_tokens + sum(tokens for _, tokens in self._prefixes.values())
         assert sum(self._tenant_tokens.values()) == own_tokens
-        assert all(context.is_active for context in contexts)
 
 
 class InactivePrograms:

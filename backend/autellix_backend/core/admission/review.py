@@ -28,7 +28,7 @@ from operator import attrgetter
 from autellix_backend.core.admission.costs import ContextCosts
 from autellix_backend.core.admission.idle import MAX_HOLDS, IdleLimits
 from autellix_backend.core.admission.memory import EngineMemory
-from autellix_backend.core.admission.programs import ProgramContext
+from autellix_backend.core.admission.programs import ContextSet, ProgramContext
 from autellix_backend.core.statistics import ProgramStatistics
 
 PATIENCE = 2.0
@@ -63,8 +63,10 @@ class MemoryReview:
         """Deactivate what has outgrown the memory, and activate what fits."""
         memory = self._memory
         self._deactivate(now, lambda: not memory.is_over or memory.active.count_unpaused() <= 1)
+        memory.trim_parked()
         if memory.inactive:
             self._drop_idle(now)
+            self._give_up_idle(now)
             self._put_starving_first(now)
             self._activate(now)
             self._take_memory(now)
@@ -104,18 +106,33 @@ class MemoryReview:
 
     def _drop_idle(self, now: float) -> None:
         """Deactivate programs without a call for which others have waited long enough."""
-        limits_s: dict[tuple[str, str], float] = {}
-        least_s = self._idle.least_s
-        idle = [context for context in self._memory.active.contexts.values() if not context.calls]
-        for context in idle:
-            if now - context.since_s <= least_s:
-                continue
-            kind = (context.tenant, context.program.class_name)
-            if kind not in limits_s:
-                limits_s[kind] = self._idle.of_class(*kind)
-            kept_s = self._idle.of_program(context.program.program_id, context.length, limits_s[kind])
+        memory = self._memory
+        is_kept = memory.keeps_parked
+        for context, limit_s in self._idle_longer(now, 0.0 if is_kept else self._idle.least_s, memory.active):
+            # What host memory would not keep has its full price.
+            kept_s = self._idle.of_program(context, limit_s) if is_kept else limit_s
             if now - context.since_s > kept_s:
-                self._memory.drop(context)
+                memory.drop(context)
+
+    def _give_up_idle(self, now: float) -> None:
+        """Give up parked programs without a call, while others wait that host memory has no room for."""
+        memory = self._memory
+        if memory.parked.contexts and not all(each.is_parked for each in memory.inactive.contexts.values()):
+            for context, limit_s in self._idle_longer(now, self._idle.least_s, memory.parked):
+                if now - context.since_s > limit_s:
+                    memory.give_up(context)
+
+    def _idle_longer(
+        self, now: float, least_s: float, contexts: ContextSet
+    ) -> Iterator[tuple[ProgramContext, float]]:
+        """Yield the programs without a call for longer than this, and the most that their classes may be."""
+        limits_s: dict[tuple[str, str], float] = {}
+        for context in [each for each in contexts.contexts.values() if not each.calls]:
+            if now - context.since_s > least_s:
+                kind = (context.tenant, context.program.class_name)
+                if kind not in limits_s:
+                    limits_s[kind] = self._idle.of_class(*kind)
+                yield context, limits_s[kind]
 
     def _put_starving_first(self, now: float) -> None:
         limit_s = STARVING * self._statistics.response_s
@@ -134,6 +151,8 @@ class MemoryReview:
         candidates = [self._to_activate(context) for context in memory.inactive.heads()]
         heapify(candidates)
         walks: dict[str, Iterator[ProgramContext]] = {}
+        barred: set[str] = set()
+        """Tenants with a program that none may pass, but for parked ones: they have their place already."""
         passed = 0
         while candidates and passed <= MAX_PASSED:
             context = heappop(candidates)[-1]
@@ -141,12 +160,15 @@ class MemoryReview:
                 walks[context.tenant] = memory.inactive.walk(context.tenant)
                 next(walks[context.tenant])
             following = next(walks[context.tenant], None)
-            if memory.fits(context):
+            may_pass = context.is_parked or context.tenant not in barred
+            if may_pass and memory.fits(context):
                 memory.activate(context)
-            elif now - context.since_s > patience_s:
+            elif now - context.since_s > patience_s and not memory.parked.contexts:
                 # Those of other tenants still may.
                 continue
             else:
+                if now - context.since_s > patience_s:
+                    barred.add(context.tenant)
                 passed += 1
             if following is not None:
                 heappush(candidates, self._to_activate(following))
@@ -170,7 +192,8 @@ class MemoryReview:
             waited_s = now - context.since_s
             share = memory.tenant_share(context) + context.needed_tokens / context.weight
             is_starving = waited_s > starving_s and now >= self._next_rescue_s
-            if is_starving or (waited_s > hold_s and share <= even_share):
+            is_denied = waited_s > hold_s and share <= even_share and self._may_take_host(context)
+            if is_starving or is_denied:
                 has_enough = partial(self._has_enough, context)
                 least_share = -math.inf if is_starving else even_share
                 gave = self._deactivate(now, has_enough, least_share)
@@ -178,9 +201,15 @@ class MemoryReview:
                     cost_s = sum(map(self._costs.restore_s, [context, *gave]))
                     self._next_rescue_s = now + max(hold_s, cost_s / RESCUE_SHARE)
                 if has_enough():
+                    memory.make_host_room(context)
                     memory.inactive.move(context, -math.inf)
                     memory.activate(context)
                     break
+
+    def _may_take_host(self, context: ProgramContext) -> bool:
+        """Whether host memory has room for a program, or keeps more for another tenant."""
+        memory = self._memory
+        return memory.has_host_room(context) or memory.last_parked().tenant != context.tenant
 
     def _has_enough(self, context: ProgramContext) -> bool:
         """Whether others have given enough; the blocks of their running calls follow when these end."""
@@ -194,10 +223,12 @@ class MemoryReview:
         """
         memory = self._memory
         while memory.inactive and not memory.active.is_live:
-            first = min(memory.inactive.heads(), key=attrgetter("rank"))
+            parked = [context for context in memory.parked.contexts.values() if context.calls]
+            first = min(parked or memory.inactive.heads(), key=attrgetter("rank"))
             idle = [context for context in memory.active.contexts.values() if not context.calls]
             for context in sorted(idle, key=attrgetter("since_s")):
                 if memory.has_room(first):
                     break
                 memory.drop(context)
+            memory.make_host_room(first)
             memory.activate(first)

@@ -15,7 +15,7 @@ however large. Between tenants, the one with the least active context for its we
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from itertools import count
 from operator import attrgetter
 
@@ -75,9 +75,14 @@ class WorkingSetAdmission(Admission):
     def _has_freed(self) -> bool:
         return self.memory.freed_tokens >= KEEP_SHARE * self.memory.capacity_tokens
 
-    def use_host_memory(self, loads: HostLoads) -> None:
-        """Keep idle programs for less time where their contexts would be loaded from host memory."""
+    def use_host_memory(self, loads: HostLoads, tokens: float) -> None:
+        """Park inactive programs in host memory, and keep idle ones active for less time."""
         self._costs.host_loads = loads
+        self.memory.host_tokens = tokens
+
+    def take_stored(self) -> Mapping[str, bool]:
+        """Return the programs that became active, or that were given up."""
+        return self.memory.take_stored()
 
     def arrive(self, call: Call, program: Program, needs: Context | None, now: float) -> None:
         """Note an arriving call, and set whether it is admitted."""
@@ -86,6 +91,8 @@ class WorkingSetAdmission(Admission):
         if len(program.active_calls) == 1 and program.last_completion_s is not None:
             self.idle.gaps.add(call.tenant, program.class_name, now - program.last_completion_s)
         context = memory.find(program.program_id) or self._meet(call, program, now)
+        if context.is_parked and not context.calls:
+            memory.inactive.add(context, now)
         # The table may have dropped the entry of the program's last call and made another one.
         context.program, context.weight = program, call.weight
         memory.rekey(context, self._key_of(program))
@@ -113,6 +120,7 @@ class WorkingSetAdmission(Admission):
             context.since_s = now
         elif not context.calls:
             memory.inactive.remove(context)
+            context.since_s = now
             memory.freed_tokens += context.own_tokens
         if program.is_ended and not context.calls:
             self.forget(call.program_id)
@@ -120,18 +128,20 @@ class WorkingSetAdmission(Admission):
 
     def forget(self, program_id: str) -> None:
         """Free the memory of a program that has no call and will have none."""
-        context = self.memory.active.contexts.get(program_id)
+        context = self.memory.find(program_id)
         if context is not None and not context.calls:
-            self.memory.drop(context)
+            self.memory.end(context)
             self._is_dirty |= bool(self.memory.inactive)
 
     def lose_contexts(self) -> None:
         """Free the memory of all idle programs, and forget what earlier calls have left."""
         memory = self.memory
+        for context in list(memory.parked.contexts.values()):
+            memory.give_up(context)
         for context in (*memory.active.contexts.values(), *memory.inactive.contexts.values()):
             context.contexts.forget_left()
             if not context.calls:
-                memory.drop(context)
+                memory.end(context)
         self._is_dirty |= bool(memory.inactive)
 
     def rekey(self, program_id: str) -> None:

@@ -111,9 +111,17 @@ class ProgramOffloadingConnector(OffloadingConnector):
 
     def load_of(self, program_id: str, tokens: int) -> tuple[float, float]:
         """Return the share of an idle program's context that would be loaded, and the seconds of that."""
-        groups = self.scheduler.config.kv_group_configs
-        stored = self.manager.kept_chunks(program_id) // len(groups) * groups[0].tokens_per_chunk
+        stored = self._tokens_of(self.manager.kept_chunks(program_id))
         return self.costs.load_of(tokens, stored_tokens=stored, token_bytes=self._token_bytes)
+
+    @property
+    def host_tokens(self) -> int:
+        """The tokens whose chunks fit into host memory."""
+        return self._tokens_of(self.manager.total_chunks)
+
+    def _tokens_of(self, chunks: int) -> int:
+        groups = self.scheduler.config.kv_group_configs
+        return int(chunks // len(groups) * groups[0].tokens_per_chunk)
 
     def _match(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
         tokens, is_async = super().get_num_new_matched_tokens(request, num_computed_tokens)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,10 +65,15 @@ class ProgramOffloadingManager(CPUOffloadingManager):
         for program_id in program_ids:
             self._retention.end_program(program_id)
 
-    def hold_back(self, request_id: str, *, is_held_back: bool) -> None:
-        """Keep the chunks of a request's program before all others, while it waits for admission."""
-        if (call := self._calls.get(request_id)) is not None:
-            self._retention.hold_back(call.program_id, is_held_back=is_held_back)
+    def keep(self, stored: Mapping[str, bool]) -> None:
+        """Note the programs whose chunks admission counts on from now on, or does not any more."""
+        for program_id, is_kept in stored.items():
+            self._retention.keep(program_id, is_kept=is_kept)
+
+    @property
+    def total_chunks(self) -> int:
+        """The chunks that fit into host memory."""
+        return int(self._num_chunks)
 
     def kept_chunks(self, program_id: str) -> int:
         """Return how many chunks are kept for a program."""
