@@ -12,6 +12,7 @@ import os
 import random
 import sys
 import traceback
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -70,6 +71,7 @@ class Engine:
         prefill_s: float = 0.0,
         accepted: int = 0,
         is_async: bool = False,
+        is_pipelined: bool = False,
         may_degrade: bool = False,
         diffusion: DiffusionConfig | None = None,
         **options: Any,
@@ -84,6 +86,7 @@ class Engine:
             prefill_s: The time that each token of a prefill adds (s).
             accepted: The drafts that are accepted in each decode step.
             is_async: Whether vLLM schedules asynchronously.
+            is_pipelined: Whether it schedules each step before the one before it has ended.
             may_degrade: Whether our part may fail.
             diffusion: Of a diffusion model.
             options: Of vLLM's engine.
@@ -121,6 +124,8 @@ class Engine:
         self.plugin = getattr(self.scheduler, "plugin", None)
         self._step_s, self._prefill_s = step_s, prefill_s
         self._accepted = accepted
+        self._is_pipelined = is_pipelined
+        self._under_way: deque[tuple[Any, ModelRunnerOutput]] = deque()
         self._may_degrade = may_degrade
         self._drafts = config.speculative_config.num_speculative_tokens if config.speculative_config else 0
         self._generator = random.Random(1)
@@ -161,10 +166,11 @@ class Engine:
             drafts = output.scheduled_spec_decode_tokens.get(call_id, ())
             sampled.append([] if request.is_prefill_chunk else self.tokens(1 + self._taken(len(drafts))))
         places = {call_id: place for place, call_id in enumerate(scheduled)}
-        scheduler.update_from_output(
-            output,
-            ModelRunnerOutput(req_ids=list(places), req_id_to_index=places, sampled_token_ids=sampled),
+        self._under_way.append(
+            (output, ModelRunnerOutput(req_ids=[*places], req_id_to_index=places, sampled_token_ids=sampled))
         )
+        if len(self._under_way) > self._is_pipelined:
+            scheduler.update_from_output(*self._under_way.popleft())
         if self._drafts:
             drafting = [call_id for call_id in places if call_id in scheduler.requests]
             drafts = [self.tokens(self._drafts) for _ in drafting]
@@ -199,11 +205,11 @@ class Engine:
 DRAFTING = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3}
 
 
-def rotation(*, drafts: bool) -> dict[str, Any]:
+def rotation(*, drafts: bool, is_async: bool) -> dict[str, Any]:
     """Let six long calls share two slots by round robin."""
     scheduler = {"policy": "round_robin", "bounds": [0.2], "preemption": "always"}
     options: Any = {"speculative_config": DRAFTING} if drafts else {}
-    engine = Engine(scheduler, slots=2, accepted=1, **options)
+    engine = Engine(scheduler, slots=2, accepted=1, is_async=is_async, **options)
     for number in range(6):
         engine.add(f"call-{number}", 40, 200)
     engine.finish()
@@ -245,9 +251,10 @@ def reset(*, is_ours: bool) -> dict[str, Any]:
     return {"steps": steps}
 
 
-def session(*, is_ours: bool) -> dict[str, Any]:
+def session(*, is_ours: bool, is_async: bool) -> dict[str, Any]:
     """Let a session hold 16 of 25 blocks between two parts; return how long a call of nine blocks waits."""
-    engine = Engine({"policy": "boost", "token_s": 1.0} if is_ours else None, blocks=25)
+    scheduler = {"policy": "boost", "token_s": 1.0} if is_ours else None
+    engine = Engine(scheduler, blocks=25, is_async=is_async)
     engine.add("session", 245, 4, program="session", resumable=True)
     for _ in range(10):
         engine.step()
@@ -270,6 +277,45 @@ def session(*, is_ours: bool) -> dict[str, Any]:
         "left": left,
         "ends": ends,
     }
+
+
+def sessions(*, seed: int, policy: str, is_async: bool) -> dict[str, Any]:
+    """Let sessions get parts, end and vanish at any moment, beside other calls; return what is left."""
+    generator = random.Random(seed)
+    engine = Engine(
+        {"policy": policy, "admission": "working_set", "preemption": "always", "bounds": [0.05, 0.2]},
+        blocks=48,
+        slots=5,
+        is_async=is_async,
+        is_pipelined=is_async,
+    )
+    scheduler, plugin = engine.scheduler, engine.plugin
+    assert plugin is not None
+    paused = 0
+    for step in range(500):
+        what = generator.choice(["call", "call", "part", "part", "end", "abort", *["step"] * 12])
+        names = [f"session-{generator.randrange(3)}", *scheduler.requests]
+        if what == "call":
+            program = f"program-{generator.randrange(4)}"
+            engine.add(f"call-{step}", generator.choice([20, 150]), 30, program=program)
+        elif what == "part":
+            engine.add(names[0], generator.choice([5, 40]), generator.choice([1, 6]), resumable=True)
+        elif what == "end" and names[0] in scheduler.requests:
+            engine.add(names[0], 1, 1)
+        elif what == "abort":
+            scheduler.finish_requests(generator.choice(names), RequestStatus.FINISHED_ABORTED)
+        engine.step()
+        for name, request in scheduler.requests.items():
+            is_paused = request.status == RequestStatus.WAITING_FOR_STREAMING_REQ
+            assert plugin.tracker.machine.call(name).is_paused == is_paused, name
+            paused += is_paused
+    for name in [name for name in scheduler.requests if name.startswith("session")]:
+        engine.add(name, 1, 1)
+    engine.finish()
+    statistics = plugin.tracker.machine.table.statistics
+    pool = scheduler.kv_cache_manager.block_pool
+    left = (len(scheduler.requests), len(plugin.tracker), statistics.live, 48 - pool.get_num_free_blocks())
+    return {"left": left, "paused": paused, "preemptions": plugin.decisions.slot_preemptions}
 
 
 def held_back() -> dict[str, Any]:
@@ -437,6 +483,7 @@ SCENES: tuple[Callable[..., dict[str, Any]], ...] = (
     prices,
     reset,
     session,
+    sessions,
     held_back,
     prefilled_elsewhere,
     changed_signature,

@@ -17,10 +17,11 @@ def play(scenes: Any, scene: str, **options: Any) -> dict[str, Any]:
     return result
 
 
+@pytest.mark.parametrize("is_async", [False, True])
 @pytest.mark.parametrize("drafts", [False, True])
-def test_round_robin_rotates_calls_that_decode_with_drafts(scenes: Any, drafts: bool) -> None:
+def test_round_robin_rotates_calls_that_decode_with_drafts(scenes: Any, drafts: bool, is_async: bool) -> None:
     """Steps that verify drafts are decode: a call past its quantum gives its slot up."""
-    assert play(scenes, "rotation", drafts=drafts)["preemptions"] >= 20
+    assert play(scenes, "rotation", drafts=drafts, is_async=is_async)["preemptions"] >= 20
 
 
 @pytest.mark.parametrize("drafts", [False, True])
@@ -38,15 +39,29 @@ def test_a_reset_cache_keeps_no_memory_for_idle_programs(scenes: Any, is_ours: b
     assert play(scenes, "reset", is_ours=is_ours)["steps"] == 1
 
 
+@pytest.mark.parametrize("is_async", [False, True])
 @pytest.mark.parametrize("is_ours", [False, True])
-def test_a_session_between_two_parts_stops_no_other_program(scenes: Any, is_ours: bool) -> None:
+def test_a_session_between_two_parts_stops_no_other_program(
+    scenes: Any, is_ours: bool, is_async: bool
+) -> None:
     """Its blocks stay, but no program waits for them if vLLM has enough; its next part starts at once.
 
     vLLM ends it by an abort, which is none to its client.
     """
-    result = play(scenes, "session", is_ours=is_ours)
+    result = play(scenes, "session", is_ours=is_ours, is_async=is_async)
     assert result.pop("ends") == ([["stop", False]] if is_ours else [])
     assert result == {"steps": 1, "is_done": True, "next_part": 3, "left": 0}
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("policy", ["boost", "plas", "round_robin"])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_sessions_may_do_anything_at_any_time(scenes: Any, seed: int, policy: str, is_async: bool) -> None:
+    """In each step, our calls wait for their clients where vLLM's requests do; in the end nothing is left."""
+    result = play(scenes, "sessions", seed=seed, policy=policy, is_async=is_async)
+    assert result["left"] == [0, 0, 0, 0]
+    assert result["paused"] > 200
+    assert (result["preemptions"] > 10) is (policy != "boost")
 
 
 def test_calls_that_are_held_back_are_no_lack_of_capacity(scenes: Any) -> None:
