@@ -88,8 +88,10 @@ class EngineBlocks:
 
     def fill(self, tokens: int, counted: int) -> int:
         """Return the KV memory (tokens) that a context fills beside its first `counted` tokens."""
-        assert self._tokens_per_block is not None, "nothing counts where contexts do not grow"
-        return math.ceil(self.blocks_of(tokens, counted) * self._tokens_per_block)
+        worth = self._tokens_per_block
+        assert worth is not None, "nothing counts where contexts do not grow"
+        # Rounded up, and not by the arithmetic of fractions, which takes longer than all the rest.
+        return -(-self.blocks_of(tokens, counted) * worth.numerator // worth.denominator)
 
     def blocks_of(self, tokens: int, counted: int = 0) -> int:
         """Return the blocks that a context fills in all groups of layers beside its first tokens."""
