@@ -437,3 +437,23 @@ def test_calls_that_run_or_are_pinned_hold_memory(machine: Machine) -> None:
     machine.unpin("b")
 
     assert list(machine.holding_of("p")) == list(machine.holding_of("unknown")) == []
+
+
+def work_of_outgrowing(programs: int) -> float:
+    """Return the work per program of a review that deactivates a third of the programs."""
+    config = SchedulerConfig(policy="boost", admission="working_set", kv_share=1.0)
+    machine = Machine(config, kv_tokens=100.0 * programs)
+    for index in range(programs):
+        machine.arrive(Arrival(f"c{index}", f"p{index}", context=Context(100)), 0.0)
+        machine.start(f"c{index}", 0.0)
+    work = calls_made(lambda: machine.review(1.0, 100, lambda _: 150))
+    assert machine.admission.memory is not None
+    assert len(machine.admission.memory.inactive) == pytest.approx(programs / 3, abs=1)
+    machine.check()
+    return work / programs
+
+
+def test_programs_that_have_outgrown_the_memory_are_deactivated_in_one_walk() -> None:
+    few, many = map(work_of_outgrowing, (30, 600))
+
+    assert many < 2.0 * few

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from operator import attrgetter, itemgetter
 
 from autellix_backend.core.admission.contexts import ProgramContexts
@@ -138,9 +139,10 @@ class ContextSet:
         """Whether a program of the set has a call that runs or waits for a slot."""
         return any(context.is_live for context in self.contexts.values())
 
-    def count_unpaused(self) -> int:
-        """Return how many programs of the set do not only wait for their clients."""
-        return sum(not context.is_paused for context in self.contexts.values())
+    def has_unpaused(self, count: int) -> bool:
+        """Return whether at least this many programs of the set do not only wait for their clients."""
+        unpaused = (context for context in self.contexts.values() if not context.is_paused)
+        return next(islice(unpaused, count - 1, None), None) is not None
 
     def tenant_tokens(self, tenant: str) -> int:
         """Return the memory of a tenant's programs without shared prefixes."""

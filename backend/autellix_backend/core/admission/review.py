@@ -62,7 +62,7 @@ class MemoryReview:
     def run(self, now: float) -> None:
         """Deactivate what has outgrown the memory, and activate what fits."""
         memory = self._memory
-        self._deactivate(now, lambda: not memory.is_over or memory.active.count_unpaused() <= 1)
+        self._deactivate(now, lambda: not (memory.is_over and memory.active.has_unpaused(2)))
         memory.trim_parked()
         if memory.inactive:
             self._drop_idle(now)
@@ -213,7 +213,7 @@ class MemoryReview:
 
     def _has_enough(self, context: ProgramContext) -> bool:
         """Whether others have given enough; the blocks of their running calls follow when these end."""
-        return not self._memory.active.count_unpaused() or self._memory.has_room(context)
+        return not self._memory.active.has_unpaused(1) or self._memory.has_room(context)
 
     def _break_standstill(self) -> None:
         """Where no active program has a call that goes on, activate the first that waits.
