@@ -51,18 +51,6 @@ def test_nothing_to_serve_is_an_error() -> None:
         make_engines(Settings())
 
 
-def test_host_memory_for_kv_blocks_is_that_of_the_machine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """All engines of ours together must leave some of it; a running engine's is not ours to give."""
-    monkeypatch.setattr(factory, "_physical_bytes", lambda: 64 << 30)
-    assert len(names(model="m", state_dir=tmp_path, kv_host_gib=63.5)) == 1
-    with pytest.raises(SettingsError, match=r"engine.kv_host_gib: is 32 for each of 2 engines.*64\.0 GiB"):
-        names(model="m", state_dir=tmp_path, kv_host_gib=32, replicas=2)
-    with pytest.raises(SettingsError, match=r"engine.kv_host_gib: is given without engine.model"):
-        names(urls=URLS[:1], kv_host_gib=1)
-
-
 def test_ray_places_the_replicas_of_a_model() -> None:
     settings = Settings(engine=EngineSettings(model="m", replicas=2), ray=RaySettings(address="auto"))
     engines = make_engines(settings)

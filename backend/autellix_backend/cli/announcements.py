@@ -6,13 +6,15 @@ import socket
 import sys
 
 from autellix_backend.engines.base import Engine
+from autellix_backend.engines.host_memory import auto_gib
 from autellix_backend.engines.ray_replica import RayReplica
 from autellix_backend.engines.replica import VllmReplica, generated_model
 from autellix_backend.engines.report_client import LinkState
 from autellix_backend.engines.supervisor import EngineChange, EngineState
+from autellix_backend.engines.vllm_command import is_cpu_engine
 from autellix_backend.gateway.engines.handle import EngineHandle
 from autellix_backend.gateway.engines.pool import EnginePool
-from autellix_backend.settings import EngineSettings, Settings
+from autellix_backend.settings import AUTO_GIB, EngineSettings, Settings
 
 
 def note(text: str) -> None:
@@ -35,6 +37,20 @@ def note_reporting(handle: EngineHandle) -> None:
     """Print which of our features are active at an engine that others run."""
     if not handle.engine.is_owned:
         note(f"{handle.name}: {handle.reporting.text}")
+
+
+def note_host_memory(engine: EngineSettings, chosen_gib: float | str | None) -> None:
+    """Print what `auto` gives each engine for KV blocks, or that engines on GPUs could have some."""
+    if engine.kv_host_gib == AUTO_GIB:
+        size = "no" if chosen_gib is None else f"{chosen_gib} GiB of"
+        note(f"{size} host memory for the KV blocks of each engine (engine.kv_host_gib is auto)")
+    elif engine.kv_host_gib is None and engine.model is not None and not is_cpu_engine():
+        gib = auto_gib(engine.replicas)
+        spare = "none" if gib is None else f"{gib:g} GiB"
+        note(
+            "programs that return from tools would find their contexts in host memory: "
+            f"--kv-host-gib auto would give each engine {spare}"
+        )
 
 
 def note_noise(engine: EngineSettings) -> None:

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from autellix_backend.cli.server import resolve
-from autellix_backend.engines.factory import check_host_memory, make_remote
+from autellix_backend.engines.factory import make_remote
+from autellix_backend.engines.host_memory import with_host_memory
 from autellix_backend.engines.replica import generated_model
 from autellix_backend.engines.served_models import check_models
 from autellix_backend.engines.vllm_command import check_arguments, check_engine_installed, check_model
@@ -95,8 +96,7 @@ def _check_models(settings: Settings) -> str | None:
 
 
 def _check_engine(settings: Settings) -> None:
-    engine = settings.engine
-    check_host_memory(settings)
+    engine = with_host_memory(settings).engine
     if engine.model is None or settings.ray.address is not None:
         # Ray's machines have their own packages and models.
         return

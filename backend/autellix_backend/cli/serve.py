@@ -11,7 +11,14 @@ import sys
 
 import uvloop
 
-from autellix_backend.cli.announcements import note, note_change, note_noise, ready_line, root_url
+from autellix_backend.cli.announcements import (
+    note,
+    note_change,
+    note_host_memory,
+    note_noise,
+    ready_line,
+    root_url,
+)
 from autellix_backend.cli.config_check import output_checks
 from autellix_backend.cli.options import add_preset_option, add_setting_options, settings_from_args
 from autellix_backend.cli.running_engines import running_engines
@@ -24,6 +31,7 @@ from autellix_backend.cli.server import (
 )
 from autellix_backend.cli.signals import EXIT_FAILURE, EXIT_INTERRUPTED, on_signals
 from autellix_backend.cli.token_secret import with_token_secret
+from autellix_backend.engines.host_memory import with_host_memory
 from autellix_backend.gateway.app import create_app
 from autellix_backend.gateway.engines.pool import EnginePool
 from autellix_backend.gateway.http.guard import is_loopback
@@ -70,6 +78,8 @@ async def serve(settings: Settings) -> int:
     with contextlib.closing(bind(settings.gateway)) as listener:
         for check in output_checks(settings):
             check()
+        asked, settings = settings.engine, with_host_memory(settings)
+        note_host_memory(asked, settings.engine.kv_host_gib)
         return await serve_on(settings, listener)
 
 

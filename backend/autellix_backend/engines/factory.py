@@ -7,11 +7,12 @@ import os
 from urllib.parse import urlsplit
 
 from autellix_backend.engines.base import Engine, EngineKind
+from autellix_backend.engines.host_memory import with_host_memory
 from autellix_backend.engines.ray_replica import RayReplica
 from autellix_backend.engines.remote import RemoteEngine
 from autellix_backend.engines.replica import VllmReplica
 from autellix_backend.engines.shares import core_shares, gpu_shares, visible_gpus, workers_of_one
-from autellix_backend.engines.vllm_command import GIB, is_cpu_engine
+from autellix_backend.engines.vllm_command import is_cpu_engine
 from autellix_backend.settings import (
     AUTO_KIND,
     MAX_PORT,
@@ -35,8 +36,8 @@ def make_engines(settings: Settings) -> list[Engine]:
             of no model.
         EngineError: if the demo model cannot be generated.
     """
+    settings = with_host_memory(settings)
     engine = settings.engine
-    check_host_memory(settings)
     engines: list[Engine] = []
     if settings.ray.address is not None:
         engines += _ray_replicas(settings)
@@ -82,31 +83,6 @@ def _report_port(url: str) -> int | None:
         # The address is wrong, as its first use will show.
         return None
     return port + REPORT_PORT_OFFSET if port + REPORT_PORT_OFFSET <= MAX_PORT else None
-
-
-def check_host_memory(settings: Settings) -> None:
-    """Check that this machine has the memory that KV blocks are to have.
-
-    Raises:
-        SettingsError: if it has not, or if that memory is set for remote engines only.
-    """
-    engine = settings.engine
-    if engine.kv_host_gib is None:
-        return
-    if engine.model is None:
-        problem = "is given without engine.model"
-        raise SettingsError("engine.kv_host_gib", problem, "a model: a running engine has its own settings")
-    wanted_gib, physical_gib = engine.kv_host_gib * engine.replicas, _physical_bytes() / GIB
-    # Ray may place engines on other machines.
-    if settings.ray.address is None and wanted_gib >= physical_gib:
-        problem = f"is {engine.kv_host_gib:g} for each of {engine.replicas} engines"
-        raise SettingsError(
-            "engine.kv_host_gib", problem, f"less than the machine's {physical_gib:.1f} GiB in all"
-        )
-
-
-def _physical_bytes() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _replicas(settings: Settings) -> list[Engine]:

@@ -115,11 +115,11 @@ def plugin_arguments(scheduler: SchedulerConfig, report_address: str) -> list[st
     return ["--scheduler-cls", SCHEDULER_CLASS, "--additional-config", config]
 
 
-def kv_arguments(host_gib: float | None) -> list[str]:
+def kv_arguments(host_gib: float | str | None) -> list[str]:
     """Return the arguments that offload KV blocks to host memory, if there is any for them."""
     if host_gib is None:
         return []
-    return ["--kv-transfer-config", json.dumps(kv_transfer_config(int(host_gib * GIB)))]
+    return ["--kv-transfer-config", json.dumps(kv_transfer_config(int(float(host_gib) * GIB)))]
 
 
 def kv_transfer_config(host_bytes: int) -> dict[str, object]:

@@ -36,10 +36,11 @@ from autellix_backend.settings.sections import (
     StoreSettings,
     TenantLimits,
 )
-from autellix_backend.settings.types import ANY_CLUSTER, MAX_PORT
+from autellix_backend.settings.types import ANY_CLUSTER, AUTO_GIB, MAX_PORT
 
 __all__ = [
     "ANY_CLUSTER",
+    "AUTO_GIB",
     "AUTO_KIND",
     "ENGINE_KINDS",
     "MAX_PORT",

@@ -32,6 +32,7 @@ from autellix_backend.settings.types import (
     FiniteFloat,
     Folder,
     Host,
+    HostGib,
     HostNames,
     HttpUrl,
     HttpUrls,
@@ -112,8 +113,9 @@ class EngineSettings:
     """name that clients use for the model"""
     max_num_seqs: PositiveInt | None = None
     """batch size of the engine in sequences; unset is vLLM's default"""
-    kv_host_gib: FiniteFloat | None = None
-    """host memory of each replica for [KV blocks](../guides/kv-offload.md), GiB; unset offloads nothing"""
+    kv_host_gib: HostGib | None = None
+    """host memory of each replica for [KV blocks](../guides/kv-offload.md), GiB: `auto` shares half of what
+    is free at the start; unset, as 0, offloads nothing"""
     extra_args: Arguments = ()
     """further arguments for the vLLM server, as `--engine-args='--dtype float32'`; a list in the file"""
     replicas: PositiveInt = 1

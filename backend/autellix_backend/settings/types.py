@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from collections.abc import Callable, Sequence
@@ -17,6 +18,7 @@ from autellix_backend.settings.secrets import HIDDEN, hidden_arguments, is_http_
 
 MAX_PORT = 65535
 ANY_CLUSTER = "auto"
+AUTO_GIB = "auto"
 MEMORY_URL = "memory://"
 REDIS_SCHEMES = ("redis", "rediss", "unix", "redis+sentinel")
 
@@ -67,6 +69,14 @@ def _numbers(value: object) -> object:
     return tuple(value.replace(",", " ").split()) if isinstance(value, str) else value
 
 
+def _is_size(value: str | float) -> bool:
+    """Whether a value, or the text of one, is a finite number of zero or more."""
+    try:
+        return 0.0 <= float(value) < math.inf
+    except ValueError:
+        return False
+
+
 def shown_as(shown: Callable[[str], str]) -> PlainSerializer:
     """Return how a value with a secret is shown."""
     return PlainSerializer(lambda value: None if value is None else shown(value), when_used="json")
@@ -108,5 +118,11 @@ StoreUrl = Annotated[
         lambda url: url == MEMORY_URL or urlsplit(url).scheme in REDIS_SCHEMES,
     ),
     shown_as(without_password),
+]
+HostGib = Annotated[
+    str | float,
+    NUMBER,
+    check("auto, or a number of zero or more", lambda value: value == AUTO_GIB or _is_size(value)),
+    AfterValidator(lambda value: value if value == AUTO_GIB else float(value)),
 ]
 KeyPrefix = Annotated[str, matching(r"[A-Za-z0-9_.:-]{1,64}", "1 to 64 letters, digits, or any of _.:-")]
