@@ -2,11 +2,15 @@
 
     python benchmarks/stepped_policies.py [--workloads chat mixed coding tools] [--policies fcfs boost plas]
                                           [--draws 5] [--programs 40] [--json]
+    python benchmarks/stepped_policies.py --workloads recorded --data DATA --policies fcfs boost --draws 3
+                                          --programs 12 [--rate 0.01] [--host-gb 0]
 
 vLLM's scheduler and KV cache manager run with our class in this machine's memory, as in an engine; a script
 writes the tokens, and a step takes its time in the engine model. So the scheduling is real, no noise of the
 machine is in the figures, and these are in seconds of the model. The workloads are those of the demo:
-`coding` and `tools` have scarce KV memory. Gateway, network and tokenizer are left out.
+`coding` and `tools` have scarce KV memory. `recorded` has coding sessions at full length, of the folder DATA,
+on an engine preset, whose blocks are as long as vLLM allows, for speed. Gateway, network and tokenizer are
+left out.
 """
 
 from __future__ import annotations
@@ -14,12 +18,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -27,15 +32,21 @@ from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.names import LIVE_POLICY_NAMES
 from autellix_backend.core.policies import make_policy
 from autellix_backend.settings.scheduler import scheduler_to_mapping
-from autellix_lab.bench.metrics import RunSummary, summarise
+from autellix_lab.bench.metrics import summarise
 from autellix_lab.bench.results import CallResult
 from autellix_lab.demo.parts import BLOCK_TOKENS, SCARCE, DemoOptions, Part, demo_parts
 from autellix_lab.sim.model import EngineModel
+from autellix_lab.sim.presets import PRESETS
+from autellix_lab.sim.recorded import load_programs
 from autellix_lab.sim.simulation import SimSettings, simulate
 from autellix_lab.workload.arrivals import poisson_arrivals
+from autellix_lab.workload.fit import Fit, GapRule
 from autellix_lab.workload.trace import ProgramTrace, program_to_mapping
 
-WORKLOADS = ("chat", "mixed", *SCARCE)
+GENERATED = ("chat", "mixed", *SCARCE)
+RECORDED = "recorded"
+FULL_LENGTH = Fit(max_context_tokens=131_072, gap_rule=GapRule(60.0))
+LONG_BLOCK_TOKENS = 128
 WORKER = Path(__file__).parents[1] / "tests" / "vllm_plugin" / "scripted_engine.py"
 ENGINE = EngineModel(
     max_num_seqs=8,
@@ -48,9 +59,33 @@ ENGINE = EngineModel(
 )
 BOUNDS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 FIGURES = (("token_latency_s", "mean"), ("latency_s", "mean"), ("latency_s", "p95"), ("latency_s", "p99"))
+MAKESPAN, CACHED = "makespan", "cached share"
 LARGEST_DEVIATION = 0.15
 
-Log = Sequence[Sequence[Any]]
+Pairs = list[tuple[float, float]]
+"""A figure of the real scheduler and of the simulator, one pair for each draw."""
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """What happened: a log of decisions, and the prompt tokens that calls found in the cache."""
+
+    log: Sequence[Sequence[Any]]
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """Programs, when they arrive, and the engine that serves them."""
+
+    programs: Sequence[ProgramTrace]
+    arrivals_s: Sequence[float]
+    model: EngineModel
+
+    @property
+    def prompt_tokens(self) -> int:
+        """The tokens of all prompts."""
+        return sum(call.prefill_tokens for program in self.programs for call in program.calls)
 
 
 class SteppedScheduler:
@@ -64,23 +99,20 @@ class SteppedScheduler:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             pass_fds=(write_end,),
+            # For what the tests share.
+            env={**os.environ, "PYTHONPATH": str(WORKER.parents[2])},
         )
         os.close(write_end)
         self._replies: IO[str] = os.fdopen(read_end)
 
-    def play(
-        self,
-        arrivals_s: Sequence[float],
-        programs: Sequence[ProgramTrace],
-        model: EngineModel,
-        config: SchedulerConfig,
-    ) -> Log:
-        """Play programs; return the log of decisions."""
+    def play(self, draw: Draw, config: SchedulerConfig) -> Played:
+        """Play a draw's programs."""
         scenario = {
             "arrivals": [
-                (at, program_to_mapping(program)) for at, program in zip(arrivals_s, programs, strict=True)
+                (at, program_to_mapping(program))
+                for at, program in zip(draw.arrivals_s, draw.programs, strict=True)
             ],
-            "model": asdict(model),
+            "model": asdict(draw.model),
             "scheduler": scheduler_to_mapping(config),
             "has_hints": False,
             "is_async": False,
@@ -91,7 +123,7 @@ class SteppedScheduler:
         report = json.loads(self._replies.readline())
         if "error" in report or report["is_degraded"]:
             raise RuntimeError(report.get("error", "the scheduler class failed"))
-        return list(report["log"])
+        return Played(report["log"], report["cached_tokens"])
 
     def close(self) -> None:
         """End the process."""
@@ -100,17 +132,15 @@ class SteppedScheduler:
         self._process.wait(timeout=20)
 
 
-def simulated(
-    arrivals_s: Sequence[float],
-    programs: Sequence[ProgramTrace],
-    model: EngineModel,
-    config: SchedulerConfig,
-) -> Log:
-    """Play programs on the simulated engine; return the log of decisions."""
+def simulated(draw: Draw, config: SchedulerConfig) -> Played:
+    """Play a draw's programs on the simulated engine."""
     log: list[Sequence[Any]] = []
-    settings = SimSettings(model=model, scheduler=config)
-    simulate(zip(arrivals_s, programs, strict=True), settings, log=lambda _, decision: log.append(decision))
-    return log
+    result = simulate(
+        zip(draw.arrivals_s, draw.programs, strict=True),
+        SimSettings(model=draw.model, scheduler=config),
+        log=lambda _, decision: log.append(decision),
+    )
+    return Played(log, sum(record.cached_tokens for record in result.programs))
 
 
 def part_of(workload: str, args: argparse.Namespace) -> Part:
@@ -128,25 +158,59 @@ def part_of(workload: str, args: argparse.Namespace) -> Part:
     return short if workload in SCARCE else ample
 
 
-def scheduler_of(policy: str) -> SchedulerConfig:
+def generated_draws(workload: str, args: argparse.Namespace) -> Iterator[Draw]:
+    """Yield the same programs of the demo with other arrivals."""
+    part = part_of(workload, args)
+    programs = part.loads[0].programs
+    model = replace(ENGINE, kv_blocks=None if part.kv_blocks is None else part.kv_blocks - 1)
+    # Where memory is scarce, load is measured against an engine that does not recompute.
+    rate_per_s = part.loads[0].rho * capacity_per_s(programs, ENGINE)
+    for draw in range(args.draws):
+        yield Draw(programs, poisson_arrivals(len(programs), rate_per_s, args.seed + draw), model)
+
+
+def recorded_draws(args: argparse.Namespace) -> Iterator[Draw]:
+    """Yield recorded coding sessions with their arrivals."""
+    pool = load_programs(args.data, "coding", {"coding": FULL_LENGTH})
+    model = with_block_tokens(PRESETS[args.model], LONG_BLOCK_TOKENS)
+    if args.host_gb:
+        model = model.with_host(args.host_gb)
+    for seed in range(args.seed, args.seed + args.draws):
+        programs = random.Random(seed).sample(pool, args.programs)
+        yield Draw(programs, poisson_arrivals(args.programs, args.rate, seed), model)
+
+
+def with_block_tokens(model: EngineModel, block_tokens: int) -> EngineModel:
+    """Return an engine with the same KV memory in larger blocks."""
+    factor = block_tokens // model.block_tokens
+    return replace(
+        model,
+        block_tokens=block_tokens,
+        block_bytes=factor * model.block_bytes,
+        swap_block_s=factor * model.swap_block_s,
+        kv_blocks=None if model.kv_blocks is None else model.kv_blocks // factor,
+    )
+
+
+def scheduler_of(policy: str, workload: str) -> SchedulerConfig:
     """Return a policy's settings; `boost` comes with admission by working set, as it is served."""
-    if make_policy(policy).has_levels:
+    if workload != RECORDED and make_policy(policy).has_levels:
         return SchedulerConfig(policy=policy, admission="auto", beta=16.0, bounds=BOUNDS)
     return SchedulerConfig(policy=policy, admission="auto")
 
 
-def summary_of(log: Log, arrivals_s: Sequence[float], programs: Sequence[ProgramTrace]) -> RunSummary:
-    """Reduce a log of decisions to the statistics of its programs."""
+def figures_of(played: Played, draw: Draw) -> dict[str, float]:
+    """Reduce what happened to the figures that are compared."""
     times: dict[str, dict[str, float]] = {}
-    for event, call_id, at in log:
+    for event, call_id, at in played.log:
         times.setdefault(call_id, {})[event] = at
     results = []
     for call_id, at in times.items():
         number, call_number = map(int, call_id.split("."))
-        call = programs[number].calls[call_number]
+        call = draw.programs[number].calls[call_number]
         results.append(
             CallResult(
-                program=programs[number].program_id,
+                program=draw.programs[number].program_id,
                 call=call.id,
                 thread=call.thread,
                 submit_s=at["arrive"],
@@ -155,12 +219,14 @@ def summary_of(log: Log, arrivals_s: Sequence[float], programs: Sequence[Program
                 output_tokens=max(1, call.decode_tokens),
             )
         )
-    return summarise(programs, arrivals_s, results)
+    summary = summarise(draw.programs, draw.arrivals_s, results)
+    figures = {f"{metric} {name}": summary.metrics[metric][name] for metric, name in FIGURES}
+    return figures | {MAKESPAN: summary.duration_s, CACHED: played.cached_tokens / draw.prompt_tokens}
 
 
 def capacity_per_s(programs: Sequence[ProgramTrace], model: EngineModel) -> float:
     """Return the programs per second that a full batch serves, by simulation."""
-    log = simulated([0.0] * len(programs), programs, model, SchedulerConfig(policy="fcfs"))
+    log = simulated(Draw(programs, [0.0] * len(programs), model), SchedulerConfig(policy="fcfs")).log
     ends: dict[str, float] = {}
     for event, call_id, at in log:
         if event == "finish":
@@ -171,35 +237,30 @@ def capacity_per_s(programs: Sequence[ProgramTrace], model: EngineModel) -> floa
 
 def compare(
     workload: str, args: argparse.Namespace, scheduler: SteppedScheduler
-) -> dict[str, dict[str, list[tuple[float, float]]]]:
-    """Return the ratios to the first policy, stepped and simulated, by policy and figure, one per draw."""
-    part = part_of(workload, args)
-    programs = part.loads[0].programs
-    fields = asdict(ENGINE) | {"kv_blocks": None if part.kv_blocks is None else part.kv_blocks - 1}
-    model = EngineModel(**fields)
-    first, *others = args.policies
-    # Where memory is scarce, load is measured against an engine that does not recompute.
-    rate_per_s = part.loads[0].rho * capacity_per_s(programs, ENGINE)
-    found: dict[str, dict[str, list[tuple[float, float]]]] = {policy: {} for policy in others}
-    for draw in range(args.draws):
-        arrivals_s = poisson_arrivals(len(programs), rate_per_s, args.seed + draw)
-        sides: dict[str, list[RunSummary]] = {}
+) -> dict[str, dict[str, Pairs]]:
+    """Return the ratios to the first policy, and the cached shares, by policy and figure."""
+    first = args.policies[0]
+    found: dict[str, dict[str, Pairs]] = {policy: {} for policy in args.policies}
+    draws = recorded_draws(args) if workload == RECORDED else generated_draws(workload, args)
+    for number, draw in enumerate(draws, 1):
+        base: list[dict[str, float]] = []
         for policy in args.policies:
-            print(f"{workload}, draw {draw + 1}, {policy}", file=sys.stderr, flush=True)
-            config = scheduler_of(policy)
-            logs = [play(arrivals_s, programs, model, config) for play in (scheduler.play, simulated)]
-            sides[policy] = [summary_of(log, arrivals_s, programs) for log in logs]
-        for policy in others:
-            for metric, statistic in FIGURES:
-                stepped, predicted = (
-                    side.metrics[metric][statistic] / base.metrics[metric][statistic]
-                    for side, base in zip(sides[policy], sides[first], strict=True)
-                )
-                found[policy].setdefault(f"{metric} {statistic}", []).append((stepped, predicted))
+            print(f"{workload}, draw {number}, {policy}", file=sys.stderr, flush=True)
+            config = scheduler_of(policy, workload)
+            sides = [figures_of(play(draw, config), draw) for play in (scheduler.play, simulated)]
+            base = base or sides
+            for name in sides[0]:
+                divisors = [1.0, 1.0] if name == CACHED else [side[name] for side in base]
+                if policy != first or name == CACHED:
+                    stepped, predicted = (
+                        side[name] / divisor for side, divisor in zip(sides, divisors, strict=True)
+                    )
+                    found[policy].setdefault(name, []).append((stepped, predicted))
+            print(sides, file=sys.stderr, flush=True)
     return found
 
 
-def lines_of(workload: str, found: Mapping[str, Mapping[str, Sequence[tuple[float, float]]]]) -> list[str]:
+def lines_of(workload: str, found: Mapping[str, Mapping[str, Pairs]]) -> list[str]:
     """Return one line per policy and figure."""
     lines = []
     for policy, figures in found.items():
@@ -218,15 +279,21 @@ def main() -> int:
     """Run the benchmark from the command line; 1 if a mean ratio deviates by more than 15 %."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     add = parser.add_argument
-    add("--workloads", nargs="+", choices=WORKLOADS, default=WORKLOADS)
+    add("--workloads", nargs="+", choices=(*GENERATED, RECORDED), default=GENERATED)
     add("--policies", nargs="+", choices=LIVE_POLICY_NAMES, default=("fcfs", "boost", "plas", "atlas"))
     add("--draws", type=int, default=5)
     add("--programs", type=int, default=40)
     add("--rho", type=float, default=1.5, help="offered load of chat and mixed")
     add("--kv-rho", type=float, help="of coding and tools, over ample memory (default: the demo's)")
+    add("--data", type=Path, help="folder whose public/ has the recorded sessions")
+    add("--model", choices=tuple(PRESETS), default="llama3.1-70b-4xa100", help="engine of recorded")
+    add("--host-gb", type=float, default=0.0, help="its host memory, behind our connector")
+    add("--rate", type=float, default=0.01, help="arrivals per second of recorded")
     add("--seed", type=int, default=0)
     add("--json", action="store_true")
     args = parser.parse_args()
+    if RECORDED in args.workloads and args.data is None:
+        parser.error(f"{RECORDED} needs --data")
     found = {}
     with tempfile.TemporaryDirectory() as directory:
         scheduler = SteppedScheduler(Path(directory))

@@ -27,7 +27,9 @@ os.environ.update(
 )
 
 import torch
+from tests.vllm_plugin.scripted_transfers import ScriptedTransfers, transfer_config
 from vllm import SamplingParams
+from vllm.config import KVTransferConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
@@ -45,13 +47,13 @@ from autellix_backend.core.policies import make_policy
 from autellix_backend.core.table import ProcessTable
 from autellix_backend.settings.scheduler import scheduler_from_mapping
 from autellix_backend.vllm_plugin.program_scheduler import AsyncProgramScheduler, SyncProgramScheduler
-from autellix_lab.sim.model import EngineModel
+from autellix_lab.sim.model import EngineModel, attended_pairs
 from autellix_lab.workload.prefixes import system_prefix
 from autellix_lab.workload.trace import CallTrace, ProgramTrace
 from autellix_lab.workload.trace_files import program_from_mapping
 
 VOCABULARY = 1 << 20
-MAX_CONTEXT_TOKENS = 4096
+MAX_CONTEXT_TOKENS = 1 << 18
 PLENTY_OF_BLOCKS = 1 << 14
 # As much of a model as vLLM's configuration asks for; it is never loaded.
 _MODEL_CONFIG = {
@@ -74,7 +76,14 @@ ProgramScheduler = AsyncProgramScheduler | SyncProgramScheduler
 def make_scheduler(
     directory: Path, model: EngineModel, scheduler: dict[str, Any], *, is_async: bool
 ) -> ProgramScheduler:
-    """Build the scheduler of an engine like `model`, as the engine core does."""
+    """Build the scheduler of an engine like `model`, as the engine core does.
+
+    Where the model has host memory, it comes with our connector.
+    """
+    spec = FullAttentionSpec(block_size=model.block_tokens, num_kv_heads=1, head_size=1, dtype=torch.float32)
+    offload = None
+    if model.resume == "host":
+        offload = KVTransferConfig(**transfer_config(model, spec.page_size_bytes))
     config = EngineArgs(
         model=str(directory),
         skip_tokenizer_init=True,
@@ -86,11 +95,11 @@ def make_scheduler(
         enable_prefix_caching=model.has_prefix_cache,
         async_scheduling=is_async,
         additional_config={"autellix": {"scheduler": scheduler}},
+        kv_transfer_config=offload,
     ).create_engine_config()
     # One block is vLLM's null block, which no call gets.
     blocks = 1 + (PLENTY_OF_BLOCKS if model.kv_blocks is None else model.kv_blocks)
     config.cache_config.num_gpu_blocks = blocks
-    spec = FullAttentionSpec(block_size=model.block_tokens, num_kv_heads=1, head_size=1, dtype=torch.float32)
     scheduler_class = AsyncProgramScheduler if is_async else SyncProgramScheduler
     return scheduler_class(
         vllm_config=config,
@@ -114,6 +123,8 @@ class ScriptedEngine:
         self.now = 0.0
         self.steps = 0
         self.empty_steps = 0
+        self.cached_tokens = 0
+        """Prompt tokens that calls found in the cache when they first started."""
         self.log: list[tuple[str, str, float]] = []
         self._finished: list[CallRecord] = []
         self._writing: set[str] = set()
@@ -122,6 +133,12 @@ class ScriptedEngine:
         assert self._scheduler.plugin is not None
         self._plugin = self._scheduler.plugin
         self._scheduler.clock = lambda: self.now
+        self._transfers: ScriptedTransfers | None = None
+        if self._scheduler.connector is not None:
+            kv_cache_config = self._scheduler.kv_cache_config
+            self._transfers = ScriptedTransfers(
+                self._scheduler.vllm_config, kv_cache_config, model, self._scheduler.clock
+            )
         self._hasher = None
         if model.has_prefix_cache:
             init_none_hash(sha256)
@@ -151,16 +168,39 @@ class ScriptedEngine:
     def end_program(self, program_id: str) -> None:
         """End a program, which has no call left."""
         self._plugin.tracker.machine.end_program(program_id, self.now)
+        if self._scheduler.connector is not None:
+            self._scheduler.connector.manager.end_programs([program_id])
 
     def begin(self) -> tuple[Any, float]:
         """Schedule a step; return it and the time at which it ends."""
         output = self._scheduler.schedule()
-        tokens = output.num_scheduled_tokens
-        read = sum(count for call_id, count in tokens.items() if call_id not in self._writing)
-        writing = sum(call_id in self._writing for call_id in tokens)
-        # vLLM's engine turns at once when a step is empty, because running calls gave up their blocks.
-        self.empty_steps += not tokens
-        return output, self.now + (self.model.step_time_s(writing, read) if tokens else 0.0)
+        self.cached_tokens += sum(call.num_computed_tokens for call in output.scheduled_new_reqs)
+        if self._transfers is not None:
+            self._transfers.begin(output)
+        if output.num_scheduled_tokens:
+            return output, self.now + self._step_time_s(output)
+        self.empty_steps += 1
+        # vLLM's engine turns at once when a step is empty, because running calls gave up their blocks. Where
+        # calls wait for transfers, it turns until one is over.
+        next_end_s = None if self._transfers is None else self._transfers.next_end_s
+        if next_end_s is None:
+            return output, self.now
+        return output, min(self.now + self.model.step_s, max(self.now, next_end_s))
+
+    def _step_time_s(self, output: Any) -> float:
+        decodes = read = context_tokens = 0
+        pairs = 0.0
+        for call_id, count in output.num_scheduled_tokens.items():
+            # With this step's tokens.
+            computed = self._scheduler.requests[call_id].num_computed_tokens
+            if call_id in self._writing:
+                decodes += 1
+                context_tokens += computed
+            else:
+                read += count
+                pairs += attended_pairs(computed - count, count)
+        starts = len(output.scheduled_new_reqs) + len(output.scheduled_cached_reqs.resumed_req_ids)
+        return self.model.step_time_s(decodes, read, starts, context_tokens, pairs)
 
     def end(self, output: Any) -> list[CallRecord]:
         """Give every call whose context is complete a token; return the records of those that finished."""
@@ -170,7 +210,13 @@ class ScriptedEngine:
         places = {call_id: place for place, call_id in enumerate(ids)}
         self._finished.clear()
         self._scheduler.update_from_output(
-            output, ModelRunnerOutput(req_ids=ids, req_id_to_index=places, sampled_token_ids=sampled)
+            output,
+            ModelRunnerOutput(
+                req_ids=ids,
+                req_id_to_index=places,
+                sampled_token_ids=sampled,
+                kv_connector_output=None if self._transfers is None else self._transfers.end(output),
+            ),
         )
         self.steps += bool(ids)
         self._plugin.tracker.machine.check()
@@ -182,11 +228,17 @@ class ScriptedEngine:
             "log": self.log,
             "steps": self.steps,
             "empty_steps": self.empty_steps,
+            "cached_tokens": self.cached_tokens,
+            "loads": self._loads(),
             "is_degraded": self._scheduler.is_degraded,
             "scheduler": type(self._scheduler).__name__,
             "slot_preemptions": self._plugin.decisions.slot_preemptions,
             "block_preemptions": self._plugin.decisions.block_preemptions,
         }
+
+    def _loads(self) -> int:
+        connector = self._scheduler.connector
+        return 0 if connector is None else connector.manager.tally["jobs", "load"]
 
     def _sample(self, request: Any) -> list[int]:
         return (

@@ -113,6 +113,8 @@ class ScriptedEngines:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 pass_fds=(write_end,),
+                # For what the tests share.
+                env={**os.environ, "PYTHONPATH": str(WORKER.parents[2])},
             )
         os.close(write_end)
         self._replies: IO[str] = os.fdopen(read_end)
@@ -299,6 +301,45 @@ def test_times_that_are_not_exact(live: ScriptedEngines, policy: str) -> None:
     simulated, lived = play_both(live, CALM, model, policy=policy)
     assert [entry[:2] for entry in simulated] == [entry[:2] for entry in lived]
     assert [at for *_, at in simulated] == pytest.approx([at for *_, at in lived], abs=1e-9)
+
+
+@pytest.mark.parametrize("policy", ["plas", "boost"])
+def test_steps_that_cost_by_context(live: ScriptedEngines, policy: str) -> None:
+    """Both charge the same for the contexts that decoding calls read and that prefills attend to."""
+    model = replace(CHUNKED, context_s=2.0**-16, prefill_context_s=2.0**-20)
+    simulated, lived = play_both(live, CALM, model, policy=policy)
+    assert simulated == lived
+    assert simulated != normal(play_simulated(CALM, CHUNKED, SchedulerConfig(policy=policy, **SCHEDULER)))
+
+
+@pytest.mark.parametrize(
+    ("host_blocks", "deviation", "is_async"), [(None, 0.02, False), (None, 0.02, True), (150, 0.2, False)]
+)
+@pytest.mark.parametrize("policy", ["boost", "fcfs", "plas"])
+def test_host_memory(
+    live: ScriptedEngines, policy: str, host_blocks: int | None, deviation: float, is_async: bool
+) -> None:
+    """With our connector under vLLM's scheduler, all calls finish about when they do in the simulator.
+
+    With little host memory, `fcfs` takes longer than simulated; cause not known.
+    """
+    model = replace(
+        DEAR,
+        has_prefix_cache=True,
+        kv_blocks=90,
+        resume="host",
+        host_blocks=host_blocks,
+        swap_block_s=2.0**-12,
+        swap_transfer_s=2.0**-12,
+    )
+    arrivals = workload("react", count=24, rate_per_s=3.0, is_sharing=True)
+    config = SchedulerConfig(**{**SCHEDULER, "policy": policy, "preemption": "priced"})
+    report = live.play(arrivals, model, config, is_async=is_async)
+    simulated = play_simulated(arrivals, model, config)
+    ours, theirs = ([at for event, _, at in log if event == "finish"] for log in (report["log"], simulated))
+    assert report["loads"] > 5
+    assert len(ours) == len(theirs)
+    assert sum(ours) == pytest.approx(sum(theirs), rel=deviation)
 
 
 def play_priced(
