@@ -561,6 +561,16 @@ def test_programs_whose_contexts_are_unknown_need_nothing(engine: Engine) -> Non
     assert engine.active == "ab"
 
 
+def test_a_program_that_has_left_comes_back_as_another() -> None:
+    """What its earlier calls held is forgotten, although nothing was reviewed meanwhile."""
+    engine = displacing(30, 80)
+    engine.finish("b1")
+    engine.arrive("b2", 40, is_pinned=True)
+
+    assert engine.admission.memory.leaving.tokens == 40
+    assert engine.review(steps=REVIEW_STEPS) == []
+
+
 # Passing in the order of activation.
 
 

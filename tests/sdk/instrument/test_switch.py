@@ -63,7 +63,7 @@ def test_import_is_cheap(run_script: Callable[..., str]) -> None:
     )
     run_script(script)
     cost_s = min(float(run_script(script)) for _ in range(3))
-    assert cost_s < 0.05  # the aim is 10 ms; the rest is for slow machines
+    assert cost_s < 0.1  # the aim is 10 ms; the rest is for slow and busy machines
 
 
 def test_disabled_by_environment(run_script: Callable[..., str]) -> None:

@@ -71,6 +71,7 @@ class MemoryReview:
             self._activate(now)
             self._take_memory(now)
             self._break_standstill()
+            memory.trim_parked()
 
     def _deactivate(
         self, now: float, is_enough: Callable[[], bool], least_share: float = -math.inf

@@ -120,6 +120,7 @@ class WorkingSetAdmission(Admission):
             context.since_s = now
         elif not context.calls:
             memory.inactive.remove(context)
+            memory.leaving.discard(context)
             context.since_s = now
             memory.freed_tokens += context.own_tokens
         if program.is_ended and not context.calls:

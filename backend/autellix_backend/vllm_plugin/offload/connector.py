@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from vllm.config import VllmConfig
@@ -20,8 +21,10 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
 )
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
 from vllm.forward_context import ForwardContext
+from vllm.v1.core.kv_cache_manager import KVCacheBlocks
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig, is_full_attention_spec
+from vllm.v1.kv_offload.base import OffloadKey, make_offload_key
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request
 
@@ -135,6 +138,27 @@ class ProgramOffloadingConnector(OffloadingConnector):
             return tokens, is_async
         self.manager.tally["recomputed_tokens",] += tokens
         return 0, False
+
+    def update_state_after_alloc(
+        self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int
+    ) -> None:
+        """Begin a request's load; what the engine has in front of it is in use, too.
+
+        vLLM offers that part neither for a load nor for a store.
+        """
+        super().update_state_after_alloc(request, blocks, num_external_tokens)
+        if num_external_tokens:
+            self.manager.use(request.request_id, self._keys_of(request))
+
+    def _keys_of(self, request: Request) -> list[OffloadKey]:
+        """Return the keys of all full chunks of a request's prompt."""
+        return [
+            make_offload_key(block_hash, group.group_idx)
+            for group in self.scheduler.config.kv_group_configs
+            for block_hash in islice(
+                request.block_hashes, group.hashes_per_chunk - 1, None, group.hashes_per_chunk
+            )
+        ]
 
     def on_preempted(self, request_id: str) -> None:
         """Remember a request that is preempted for the step being scheduled."""

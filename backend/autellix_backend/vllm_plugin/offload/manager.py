@@ -103,7 +103,7 @@ class ProgramOffloadingManager(CPUOffloadingManager):
 
     def prepare_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> LoadStoreSpec:
         """Choose where to load from."""
-        self._use(keys, req_context)
+        self.use(req_context.req_id, keys)
         self.tally["hit_chunks",] += len(keys)
         return super().prepare_load(keys, req_context)
 
@@ -118,7 +118,7 @@ class ProgramOffloadingManager(CPUOffloadingManager):
                 call.is_stored = False
             return None
         self.tally["evicted_chunks",] += len(prepared.evicted_keys)
-        self._use(keys, req_context)
+        self.use(req_context.req_id, keys)
         return prepared
 
     def complete_store(
@@ -166,7 +166,7 @@ class ProgramOffloadingManager(CPUOffloadingManager):
         self._lost_chunks.remove(chunk.chunk_id)
         return True
 
-    def _use(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
-        call = self._calls.get(req_context.req_id)
-        if call is not None:
+    def use(self, request_id: str, keys: Collection[OffloadKey]) -> None:
+        """Note the chunks, in the order of the context, that a request uses; some may not be stored."""
+        if (call := self._calls.get(request_id)) is not None:
             self._retention.use(list(keys), call.program_id)
