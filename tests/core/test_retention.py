@@ -177,6 +177,16 @@ def test_owners_have_a_bound(retention: Retention[bytes]) -> None:
     assert len(retention._chunks[b"s"].owners) == MAX_OWNERS
 
 
+def test_a_chunk_that_many_have_used_since_may_be_left_behind(retention: Retention[bytes]) -> None:
+    call(retention, "first", "sa")
+    retention.keep("first", is_kept=True)
+    for number in range(3 * MAX_OWNERS):
+        call(retention, f"p{number}", "s")
+    call(retention, "first", "b")
+
+    assert order(retention) == "asb"
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_random_histories_keep_the_order(seed: int) -> None:
     """After any history each chunk has one place, that of its best program."""
@@ -187,7 +197,7 @@ def test_random_histories_keep_the_order(seed: int) -> None:
     for _ in range(400):
         action = generator.choice(["begin", "begin", "use", "use", "use", "end", "evict", "hold"])
         if action == "begin":
-            program = f"p{generator.randrange(MAX_OWNERS)}"
+            program = f"p{generator.randrange(2 * MAX_OWNERS)}"
             retention.begin_call(program)
             calls.append(program)
         elif action == "hold" and calls:

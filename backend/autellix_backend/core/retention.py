@@ -11,7 +11,7 @@ The order, worst first:
    parked here. Without admission there are none.
 
 A program loses its chunks from the end of its context, since what follows a gap is of no use. A chunk is kept
-for the best-placed of the latest MAX_OWNERS programs that used it.
+for the best-placed of the latest MAX_OWNERS programs that used it, or for the one that it was kept for.
 """
 
 from __future__ import annotations
@@ -129,7 +129,8 @@ class Retention(Generic[K]):
             chunk.owners.pop(program_id, None)
             chunk.owners[program_id] = None
             if len(chunk.owners) > MAX_OWNERS:
-                del chunk.owners[next(iter(chunk.owners))]
+                # Not the one in whose list it is.
+                del chunk.owners[next(owner for owner in chunk.owners if owner != chunk.keeper)]
             if chunk.keeper is None:
                 self._keep(key, program_id)
             elif chunk.keeper != program_id and self._programs[chunk.keeper].place < program.place:
@@ -182,6 +183,7 @@ class Retention(Generic[K]):
         assert len(listed) == len(self._chunks), (len(listed), len(self._chunks))
         for keeper, key in listed:
             assert self._chunks[key].keeper == keeper, key
+            assert keeper is None or keeper in self._chunks[key].owners, key
             assert len(self._chunks[key].owners) <= MAX_OWNERS, key
 
     def _place(self, program_id: str, program: _Program[K]) -> None:
