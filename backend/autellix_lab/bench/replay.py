@@ -59,22 +59,30 @@ class ReplayJob:
         }
 
 
-def replay(job: ReplayJob, on_result: Callable[[CallResult], None] = lambda _: None) -> list[CallResult]:
+def replay(
+    job: ReplayJob,
+    on_result: Callable[[CallResult], None] = lambda _: None,
+    *,
+    client_code: str = CLIENT_CODE,
+) -> list[CallResult]:
     """Run a job to its end; `on_result` sees every call as it finishes.
 
+    `client_code` is the Python code of the client process: other systems want programs named in other ways.
     Calls that never finished (the client process died or ran out of time) are results with an error.
 
     Raises:
         ReplayError: if the client process could not play at all.
     """
-    return asyncio.run(_replay(job, on_result))
+    return asyncio.run(_replay(job, on_result, client_code))
 
 
-async def _replay(job: ReplayJob, on_result: Callable[[CallResult], None]) -> list[CallResult]:
+async def _replay(
+    job: ReplayJob, on_result: Callable[[CallResult], None], client_code: str
+) -> list[CallResult]:
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-c",
-        CLIENT_CODE,
+        client_code,
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,

@@ -160,3 +160,14 @@ async def test_a_run_out_of_time_is_an_error() -> None:
             await asyncio.to_thread(replay, job)
     finally:
         await engine.stop()
+
+
+def test_another_client_may_play_the_job() -> None:
+    job = ReplayJob(base_url="http://127.0.0.1:9", model="m", programs=[CHAIN], arrivals_s=[0.0], salt="x")
+    result = "dict(program='chain', call=0, thread=job['salt'], submit_s=0.0, finish_s=1.0)"
+    code = f"import json, sys; job = json.load(sys.stdin); print(json.dumps({result}))"
+    found = replay(job, client_code=code)
+    assert [(item.call, item.thread, item.error) for item in found] == [
+        (0, "x", None),
+        (1, "main", "no result"),
+    ]
