@@ -6,6 +6,7 @@ Each call names its program in its body, and a program is released once its last
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import contextlib
 import json
@@ -77,4 +78,5 @@ def release(url: str, program_id: str) -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     asyncio.run(run_job(json.load(sys.stdin)))
