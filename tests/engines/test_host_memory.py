@@ -109,3 +109,12 @@ def test_the_start_tells_of_host_memory(
 def test_the_memory_of_this_machine_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     assert 0 < host_memory.free_bytes() <= host_memory._physical_bytes()
+
+
+def test_nothing_is_offered_where_nothing_is_free(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("autellix_backend.cli.announcements.is_cpu_engine", lambda: False)
+    note_host_memory(given(replicas=30).engine, None)
+
+    assert capsys.readouterr().err == ""

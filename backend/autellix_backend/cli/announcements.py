@@ -46,11 +46,11 @@ def note_host_memory(engine: EngineSettings, chosen_gib: float | str | None) -> 
         note(f"{size} host memory for the KV blocks of each engine (engine.kv_host_gib is auto)")
     elif engine.kv_host_gib is None and engine.model is not None and not is_cpu_engine():
         gib = auto_gib(engine.replicas)
-        spare = "none" if gib is None else f"{gib:g} GiB"
-        note(
-            "programs that return from tools would find their contexts in host memory: "
-            f"--kv-host-gib auto would give each engine {spare}"
-        )
+        if gib is not None:
+            note(
+                "programs that return from tools would find their contexts in host memory: "
+                f"--kv-host-gib auto would give each engine {gib:g} GiB"
+            )
 
 
 def note_noise(engine: EngineSettings) -> None:
