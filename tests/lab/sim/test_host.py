@@ -22,7 +22,15 @@ from autellix_lab.workload.trace import CallTrace, ProgramTrace
 BLOCK = 16
 
 
-def call_of(program: str, blocks: int, *, base: EngineCall | None = None, shared: int = 0) -> EngineCall:
+def call_of(
+    program: str,
+    blocks: int,
+    *,
+    name: str | None = None,
+    base: EngineCall | None = None,
+    shared: int = 0,
+    prefix: SystemPrefix | None = None,
+) -> EngineCall:
     """A finished call whose context fills so many blocks and a token, of which some are its base's."""
     trace = CallTrace(
         id=0,
@@ -32,7 +40,7 @@ def call_of(program: str, blocks: int, *, base: EngineCall | None = None, shared
         decode_tokens=1,
         shared_prefix_tokens=shared * BLOCK,
     )
-    call = EngineCall(f"{program}.{blocks}", program, trace, parents=())
+    call = EngineCall(name or f"{program}.{blocks}", program, trace, parents=(), prefix=prefix)
     call.base, call.computed = base, blocks * BLOCK + 1
     return call
 
@@ -117,17 +125,8 @@ def test_runs_of_blocks_are_kept_as_single_blocks_would_be(seed: int) -> None:
         shared = len(content) if rng.random() < 0.5 or not content else rng.choice([4, *ends])
         begin = max(shared, prefix_blocks)
         blocks = begin + rng.randint(0, 12)
-        trace = CallTrace(
-            id=0,
-            parents=(),
-            thread="0",
-            prefill_tokens=blocks * BLOCK + 1,
-            decode_tokens=1,
-            shared_prefix_tokens=shared * BLOCK,
-        )
         prefix = SystemPrefix("prefix", (prefix_blocks * BLOCK,))
-        call = EngineCall(f"{number}", program, trace, parents=(), prefix=prefix)
-        call.base, call.computed = base, blocks * BLOCK + 1
+        call = call_of(program, blocks, name=f"{number}", base=base, shared=shared, prefix=prefix)
         whole = content[:shared] + [("prefix", place) for place in range(shared, prefix_blocks)]
         whole += [(call.call_id, place) for place in range(begin, blocks)]
         host.arrive(call)
