@@ -15,6 +15,7 @@ import random
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -49,11 +50,12 @@ from vllm.v1.kv_offload.base import (
 from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
 
 from autellix_backend import vllm_plugin
+from autellix_backend.core.retention import Retention
 from autellix_backend.engines.vllm_command import kv_transfer_config
 from autellix_backend.kernels.errors import Code, SwapError
 from autellix_backend.kernels.job import Direction, Job, Strategy, SwapStats
 from autellix_backend.kernels.swap import open_swapper
-from autellix_backend.vllm_plugin.offload import spec
+from autellix_backend.vllm_plugin.offload import policy, spec
 from autellix_backend.vllm_plugin.offload.worker import SwapWorker
 from autellix_backend.vllm_plugin.program_scheduler import (
     AsyncProgramScheduler,
@@ -233,6 +235,22 @@ class _Swapper:
         return outcome
 
 
+def _failing_retention(faults: dict[str, int]) -> type[Retention[Any]]:
+    """The order of host memory; deliberate faults raise in the named methods after so many of their calls."""
+
+    def failing(name: str, after: int) -> Callable[..., Any]:
+        tries = itertools.count()
+
+        def fail_later(self: Retention[Any], *args: Any, **kwargs: Any) -> Any:
+            if next(tries) >= after:
+                raise KeyError("deliberate")
+            return getattr(Retention, name)(self, *args, **kwargs)
+
+        return fail_later
+
+    return type("FailingRetention", (Retention,), {name: failing(name, n) for name, n in faults.items()})
+
+
 def _scheduler_class(scenario: dict[str, Any]) -> Any:
     is_async = scenario["is_async"]
     return {
@@ -250,6 +268,7 @@ def _kv_transfer_config(scenario: dict[str, Any]) -> KVTransferConfig | None:
     if host_bytes is None:
         return None
     vars(spec)["open_swapper"] = lambda *_args: _Swapper(scenario.get("swap_faults", {}))
+    vars(policy)["Retention"] = _failing_retention(scenario.get("retention_faults", {}))
     return KVTransferConfig(**kv_transfer_config(host_bytes))
 
 
@@ -380,7 +399,9 @@ def _report(scheduler: Any, free_before: int) -> dict[str, Any]:
         }
     if scheduler.connector is not None:
         manager = scheduler.connector.manager
-        manager._policy.retention.check()
+        report["is_host_degraded"] = manager._policy.is_degraded
+        if not manager._policy.is_degraded:
+            manager._policy.retention.check()
         report["swap"] = {".".join(key): value for key, value in manager.tally.items()}
         report["offload_totals"] = scheduler.connector.offload_totals()._asdict()
         report["swap_calls_left"] = len(manager._calls)

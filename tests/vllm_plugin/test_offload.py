@@ -78,12 +78,13 @@ def expected(engine_worker: Any) -> Scenario:
     return outputs
 
 
-def assert_clean(run: Scenario) -> None:
+def assert_clean(run: Scenario, *, is_host_degraded: bool = False) -> None:
     """Nothing may be left in the engine, the machine or the connector."""
     assert "error" not in run, run["error"]
     assert run["is_degraded"] is False
     assert (run["leaked_blocks"], run["requests_left"], run["calls_left"]) == (0, 0, 0)
     assert run["swap_calls_left"] == 0
+    assert run["is_host_degraded"] is is_host_degraded
 
 
 @pytest.mark.parametrize("is_async", [False, True])
@@ -130,6 +131,21 @@ def test_little_host_memory_is_shared_by_eviction(engine_worker: Any, expected: 
     assert_clean(run)
     assert expected == run["outputs"]
     assert run["swap"]["evicted_chunks"] > 0
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [{"begin_call": 9}, {"use": 20}, {"add": 30}, {"worst_first": 3}, {"discard": 5}, {"end_call": 4}],
+)
+def test_a_fault_in_the_order_of_host_memory_leaves_the_engine_running(
+    engine_worker: Any, expected: Scenario, faults: dict[str, int]
+) -> None:
+    """Host memory goes on, oldest first, and every call is answered as without it."""
+    run = engine_worker.run(scenario(kv_host_bytes=LITTLE_BYTES, retention_faults=faults))
+    assert_clean(run, is_host_degraded=True)
+    assert expected == run["outputs"]
+    assert run["swap"]["evicted_chunks"] > 0
+    assert run["swap"]["jobs.store"] > 0
 
 
 @pytest.mark.parametrize("seed", range(12))

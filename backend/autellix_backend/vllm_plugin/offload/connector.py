@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -133,7 +134,9 @@ class ProgramOffloadingConnector(OffloadingConnector):
         if request.request_id in self._preempted:
             # Its stores are flushed with this step; vLLM takes no load of it before.
             return None, False
-        resume = self._resume(request.num_tokens - num_computed_tokens, tokens)
+        resume = self.manager.guard(
+            lambda: self._resume(request.num_tokens - num_computed_tokens, tokens), None
+        )
         if resume is None or resume.kind is ResumeKind.LOAD:
             return tokens, is_async
         self.manager.tally["recomputed_tokens",] += tokens
@@ -148,7 +151,7 @@ class ProgramOffloadingConnector(OffloadingConnector):
         """
         super().update_state_after_alloc(request, blocks, num_external_tokens)
         if num_external_tokens:
-            self.manager.use(request.request_id, self._keys_of(request))
+            self.manager.guard(lambda: self.manager.use(request.request_id, self._keys_of(request)), None)
 
     def _keys_of(self, request: Request) -> list[OffloadKey]:
         """Return the keys of all full chunks of a request's prompt."""
@@ -187,7 +190,7 @@ class ProgramOffloadingConnector(OffloadingConnector):
         if isinstance(meta, _WorkerMetadata):
             self.manager.take_report(meta.report)
             for moved_bytes, seconds in meta.report.loads:
-                self.costs.observe_load(moved_bytes, seconds)
+                self.manager.guard(partial(self.costs.observe_load, moved_bytes, seconds), None)
         for request_id in connector_output.failed_recving or ():
             self.manager.give_up_load(request_id)
         super().update_connector_output(connector_output)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats
@@ -48,6 +49,7 @@ class ProgramOffloadingManager(CPUOffloadingManager):
         )
         assert isinstance(self._policy, ProgramCachePolicy)
         self._retention = self._policy.retention
+        self.guard = self._policy.guard
         self._calls: dict[str, _Call] = {}
         self._lost_chunks: set[int] = set()
         self.tally: Counter[tuple[str, ...]] = Counter()
@@ -58,17 +60,17 @@ class ProgramOffloadingManager(CPUOffloadingManager):
         """Register a request before vLLM's side of the connector sees it."""
         if request_id not in self._calls:
             self._calls[request_id] = _Call(program_id, is_last)
-            self._retention.begin_call(program_id)
+            self.guard(lambda: self._retention.begin_call(program_id), None)
 
     def end_programs(self, program_ids: Iterable[str]) -> None:
         """Have the chunks of ended programs evicted first."""
         for program_id in program_ids:
-            self._retention.end_program(program_id)
+            self.guard(partial(self._retention.end_program, program_id), None)
 
     def keep(self, stored: Mapping[str, bool]) -> None:
         """Note the programs whose chunks admission counts on from now on, or does not any more."""
         for program_id, is_kept in stored.items():
-            self._retention.keep(program_id, is_kept=is_kept)
+            self.guard(partial(self._retention.keep, program_id, is_kept=is_kept), None)
 
     @property
     def total_chunks(self) -> int:
@@ -77,7 +79,7 @@ class ProgramOffloadingManager(CPUOffloadingManager):
 
     def kept_chunks(self, program_id: str) -> int:
         """Return how many chunks are kept for a program."""
-        return len(self._retention.kept(program_id))
+        return self.guard(lambda: len(self._retention.kept(program_id)), 0)
 
     def give_up_load(self, request_id: str) -> None:
         """Load nothing more for a request whose load failed: it computes what it lacks."""
@@ -135,7 +137,7 @@ class ProgramOffloadingManager(CPUOffloadingManager):
         super().on_request_finished(req_context)
         call = self._calls.pop(req_context.req_id, None)
         if call is not None:
-            self._retention.end_call(call.program_id, is_last=call.is_last)
+            self.guard(partial(self._retention.end_call, call.program_id, is_last=call.is_last), None)
 
     def get_stats(self) -> OffloadingConnectorStats | None:
         """Return the counts since the last call."""
@@ -169,4 +171,4 @@ class ProgramOffloadingManager(CPUOffloadingManager):
     def use(self, request_id: str, keys: Collection[OffloadKey]) -> None:
         """Note the chunks, in the order of the context, that a request uses; some may not be stored."""
         if (call := self._calls.get(request_id)) is not None:
-            self._retention.use(list(keys), call.program_id)
+            self.guard(partial(self._retention.use, list(keys), call.program_id), None)
