@@ -28,8 +28,8 @@ TRUNCATED = "truncated"
 PROBE_WAIT_S = 0.05
 """How long the first call to a host that is not configured waits for its probe."""
 POLL_S = 0.001
-CALL_ATTRIBUTE = "_autellix_call"
-"""The attribute of a request that holds its call, for the response."""
+CALL_EXTENSION = "autellix"
+"""The extension of a request that holds its call, for the response: httpx leaves extensions out of copies."""
 VERSION_NAME = names.VERSION.lower().encode("ascii")
 IDENTITY_SOURCE_NAME = names.IDENTITY_SOURCE.lower().encode("ascii")
 PREFIX = "x-autellix-"
@@ -90,8 +90,8 @@ def annotate(backend: Backend, call: CallHeaders, request: Any) -> None:
     entries = _entries(request.headers)
     present = _present(request.headers, entries)
     ours = call.for_attempt(_account(backend, present))
-    vars(request)[CALL_ATTRIBUTE] = call
     _add(request.headers, entries, present, ours)
+    request.extensions[CALL_EXTENSION] = call
 
 
 def _present(headers: Any, entries: list[tuple[bytes, bytes, bytes]] | None) -> dict[bytes, bytes]:
@@ -156,7 +156,7 @@ def observe(response: Any) -> None:
     request, headers = response.request, response.headers
     if request.method != "POST" or not propagation.is_on:
         return
-    call: CallHeaders | None = vars(request).get(CALL_ATTRIBUTE)
+    call = _answered_call(response)
     is_ours = _value(headers, VERSION_NAME) is not None
     if call is not None:
         backend = call.registration.account.backend
@@ -173,6 +173,15 @@ def observe(response: Any) -> None:
         backends.discover(url.scheme, url.host, url.port, url.path)
     else:
         backends.miss(url.host)
+
+
+def _answered_call(response: Any) -> CallHeaders | None:
+    """Return the call that a response answers; None if it answers a redirect, which copies the extensions."""
+    history = response.history
+    if history and history[-1].request is not response.request:
+        return None
+    call: CallHeaders | None = response.request.extensions.get(CALL_EXTENSION)
+    return call
 
 
 def drop_identity(headers: Any, sender: Any, target: Any) -> None:

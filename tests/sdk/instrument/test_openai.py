@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from typing import TYPE_CHECKING, Any
 
 import openai
@@ -211,6 +213,40 @@ def test_errors_are_the_users(sdk: None, backend: Recording) -> None:
         ask(client)
     assert len(backend.calls) == 1
     assert openai_patches.in_flight._by_key == {}
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda found: pickle.loads(pickle.dumps(found))])
+def test_responses_and_errors_can_be_copied(sdk: None, backend: Recording, duplicate: Any) -> None:
+    """Caches, pools and job queues copy and pickle what a client returns and raises."""
+    autellix.configure(backend.url)
+    backend.statuses = [200, 400]
+    with make_client(backend) as client:
+        raw = client.chat.completions.with_raw_response.create(model="m", messages=MESSAGES)
+        with pytest.raises(openai.BadRequestError) as raised:
+            ask(client)
+    assert all("x-autellix-call-id" in call for call in backend.calls)
+    for response in (raw.http_response, raised.value.response):
+        copied = duplicate(response)
+        assert copied.content == response.content
+        assert copied.request.headers == response.request.headers
+    assert pickle.dumps(raised.value.request)
+
+
+def test_an_answer_after_a_redirect_is_not_the_backends(sdk: None) -> None:
+    """A redirect copies what the request holds of ours; where it leads has not answered the call."""
+    autellix.configure("http://gateway.test:1/v1")
+
+    def answer(request: Any) -> Any:
+        if request.url.host == "gateway.test":
+            return HTTPX.Response(307, headers={"location": "http://elsewhere.test/v1/chat/completions"})
+        return HTTPX.Response(401, json={})
+
+    network = Network("http://gateway.test:1/v1", answer=answer)
+    with pytest.raises(openai.AuthenticationError) as raised:
+        ask(network.client)
+    assert network.seen == [True, False]
+    assert calls._answered_call(raised.value.response) is None
+    assert calls._answered_call(raised.value.response.history[0]) is not None
 
 
 def test_fault_of_ours_does_not_reach_the_call(
