@@ -130,8 +130,6 @@ def live_engine(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> I
         state_dir=tmp_path_factory.mktemp("live-engine"),
         max_num_seqs=4,
         startup_timeout_s=LIVE_STARTUP_S,
-        # For requests that name the tool to call; the parsing of free text does not matter.
-        extra_args=("--enable-auto-tool-choice", "--tool-call-parser", "pythonic"),
     )
     settings = Settings(engine=engine, scheduler=SchedulerConfig(policy="atlas"))
     replica = VllmReplica(settings)

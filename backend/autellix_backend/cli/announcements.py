@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import sys
+from collections.abc import Iterable
 
 from autellix_backend.engines.base import Engine
 from autellix_backend.engines.host_memory import auto_gib
@@ -11,6 +12,7 @@ from autellix_backend.engines.ray_replica import RayReplica
 from autellix_backend.engines.replica import VllmReplica, generated_model
 from autellix_backend.engines.report_client import LinkState
 from autellix_backend.engines.supervisor import EngineChange, EngineState
+from autellix_backend.engines.tool_parser import is_decided
 from autellix_backend.engines.vllm_command import is_cpu_engine
 from autellix_backend.gateway.engines.handle import EngineHandle
 from autellix_backend.gateway.engines.pool import EnginePool
@@ -51,6 +53,23 @@ def note_host_memory(engine: EngineSettings, chosen_gib: float | str | None) -> 
                 "programs that return from tools would find their contexts in host memory: "
                 f"--kv-host-gib auto would give each engine {gib:g} GiB"
             )
+
+
+def note_tool_parser(settings: EngineSettings, engines: Iterable[Engine]) -> None:
+    """Print which parser our replicas have for calls of tools, unless the user's arguments decide that."""
+    replicas = (engine for engine in engines if isinstance(engine, VllmReplica | RayReplica))
+    if is_decided(settings.extra_args) or (replica := next(replicas, None)) is None:
+        return
+    if replica.tool_parser is None:
+        note(
+            f"no parser is known for the tool calls of {settings.model}: tool_choice auto gets status 400 "
+            "without --engine-args='--enable-auto-tool-choice --tool-call-parser NAME'"
+        )
+    else:
+        note(
+            f"vLLM's parser {replica.tool_parser} reads the tool calls of {settings.model}, by its chat "
+            "template (--engine-args=--no-enable-auto-tool-choice turns this off)"
+        )
 
 
 def note_noise(engine: EngineSettings) -> None:

@@ -16,6 +16,7 @@ from autellix_backend.cli.announcements import (
     note_change,
     note_host_memory,
     note_noise,
+    note_tool_parser,
     ready_line,
     root_url,
 )
@@ -110,6 +111,7 @@ async def serve_on(settings: Settings, listener: socket.socket) -> int:
                     freeze_heap()
                     print(ready_line(settings, pool, listener), flush=True)
                     note_noise(settings.engine)
+                    note_tool_parser(settings.engine, (handle.engine for handle in pool))
                     if page_is_there:
                         note(f"engines and programs are shown at {root_url(listener)}{PAGE_PATH}")
 

@@ -36,6 +36,7 @@ class Start:
 
     base_url: str = ""
     report_endpoints: Sequence[str] = ()
+    tool_parser: str | None = None
     problem: str | None = None
 
 
@@ -65,7 +66,11 @@ class ReplicaHost:
             await self._replica.start()
         except (EngineError, SettingsError, OSError) as error:
             return Start(problem=str(error))
-        return Start(base_url=self._replica.base_url, report_endpoints=self._replica.report_endpoints)
+        return Start(
+            base_url=self._replica.base_url,
+            report_endpoints=self._replica.report_endpoints,
+            tool_parser=self._replica.tool_parser,
+        )
 
     async def ended(self) -> str:
         """Wait for the server's end and return its reason in one line."""

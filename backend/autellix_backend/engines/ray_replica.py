@@ -95,6 +95,8 @@ class RayReplica:
         """The secret that its scheduler shares with this gateway."""
         self.report_endpoints: Sequence[str] = ()
         """The addresses of its ranks' reports; known after start()."""
+        self.tool_parser: str | None = None
+        """The parser that its node chose for calls of tools, None for none; known after start()."""
         self._ray: Any = None
         self._host: Any = None
         self._watching: asyncio.Task[None] | None = None
@@ -176,6 +178,7 @@ class RayReplica:
         if start.problem is not None:
             raise RayError(f"on node {self.place.node}: {start.problem}")
         self.base_url, self.report_endpoints = start.base_url, start.report_endpoints
+        self.tool_parser = start.tool_parser
 
     async def _answer(self, call: Awaitable[Any], limit_s: float, lost: str, late: str) -> Any:
         """Return the actor's answer; `lost` and `late` are the problems where none comes."""

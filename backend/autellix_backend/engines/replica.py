@@ -24,6 +24,7 @@ from autellix_backend.engines import guard
 from autellix_backend.engines.base import EngineKind, EngineStartError, Health
 from autellix_backend.engines.probe import probe, read_cache
 from autellix_backend.engines.server_log import ServerLog
+from autellix_backend.engines.tool_parser import is_decided, parser_of_model, tool_arguments
 from autellix_backend.engines.vllm_command import (
     VLLM_SERVER,
     check_arguments,
@@ -88,6 +89,8 @@ class VllmReplica:
         self._settings = settings.engine
         self._scheduler = settings.scheduler
         self.model, self.served_model_name = _model(settings.engine)
+        self.tool_parser: str | None = None
+        """The parser that we chose for its calls of tools, None for none; known once it starts."""
         self.name = name
         self._host = host
         self.environment = environment
@@ -124,6 +127,9 @@ class VllmReplica:
             return
         await self._stop_server()
         self._check()
+        if self._server == VLLM_SERVER and not is_decided(self._settings.extra_args):
+            # In a thread: it may have to download the model's template.
+            self.tool_parser = await asyncio.to_thread(parser_of_model, self.model)
         self._failure = None
         for tries_left in reversed(range(MAX_PORT_TRIES)):
             try:
@@ -182,6 +188,7 @@ class VllmReplica:
             arguments += ["--max-num-seqs", str(settings.max_num_seqs)]
         arguments += plugin_arguments(self._scheduler, self._report_address)
         arguments += kv_arguments(settings.kv_host_gib)
+        arguments += tool_arguments(self.tool_parser)
         arguments += device_arguments(self.model, settings.extra_args, self._environment(), is_cpu=is_cpu)
         return [*self._server, *arguments, *settings.extra_args]
 

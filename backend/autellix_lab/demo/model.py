@@ -19,7 +19,7 @@ from autellix_backend.settings import default_cache_dir
 from autellix_lab.demo.corpus import sentences
 
 DEMO_MODEL_NAME = "autellix.demo-model"
-VERSION = 1
+VERSION = 2
 """Increased when the generated files change, so that old ones are not mistaken for new ones."""
 MARKER = "autellix-demo-model.json"
 MAX_POSITIONS = 8192
@@ -28,7 +28,8 @@ PAD, EOS, MESSAGE_START, MESSAGE_END = SPECIAL_TOKENS = ("<|pad|>", "<|eos|>", "
 
 CHAT_TEMPLATE = """\
 {%- if tools -%}
-<|message|>tools{% for tool in tools %}{{ '\\n' }}{{ tool | tojson }}{% endfor %}<|end|>{{ '\\n' }}
+<|message|>tools, called by <|tool_call|> and a JSON list
+{%- for tool in tools %}{{ '\\n' }}{{ tool | tojson }}{% endfor %}<|end|>{{ '\\n' }}
 {%- endif -%}
 {%- for message in messages -%}
 <|message|>{{ message.role }}
@@ -36,12 +37,15 @@ CHAT_TEMPLATE = """\
 {%- if message.content is string -%}{{ message.content }}
 {%- elif message.content -%}{% for part in message.content %}{{ part.text }}{% endfor %}
 {%- endif -%}
-{%- for call in message.tool_calls or [] -%}
+{%- if message.tool_calls -%}
+{{ '\\n' if message.content }}<|tool_call|>[
+{%- for call in message.tool_calls -%}
 {%- set arguments = call.function.arguments -%}
-{%- set has_text = message.content or not loop.first -%}
-{{ '\\n' if has_text }}call {{ call.function.name }}
-{{- ' ' }}{{ arguments if arguments is string else arguments | tojson }}
+{{ ', ' if not loop.first }}{"name": {{ call.function.name | tojson }}, "arguments": {{ '' }}
+{{- arguments if arguments is string else arguments | tojson }}}
 {%- endfor -%}
+]
+{%- endif -%}
 <|end|>{{ '\\n' }}
 {%- endfor -%}
 {%- if add_generation_prompt -%}<|message|>assistant{{ '\\n' }}{%- endif -%}

@@ -72,7 +72,7 @@ def test_the_chat_template_renders_every_role(demo_model: Path) -> None:
         "<|message|>user",
         "Add.<|end|>",
         "<|message|>assistant",
-        'call add {"a": 1}<|end|>',
+        '<|tool_call|>[{"name": "add", "arguments": {"a": 1}}]<|end|>',
         "<|message|>tool c1",
         "2<|end|>",
         "<|message|>assistant",
