@@ -6,7 +6,7 @@ bounded in number, leave after the time that a program may idle, and never form 
 
 from __future__ import annotations
 
-from autellix_backend.gateway.recent import RecentMap
+from autellix_backend.core.recent import RecentMap
 
 MAX_LINKS = 65536
 MAX_DEPTH = 32

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 
 import msgspec
 
+from autellix_backend.core.recent import RecentMap
 from autellix_backend.gateway.raw_json import MAX_READ_BYTES, decoded_or, has_many_objects
-from autellix_backend.gateway.recent import RecentMap
 
 MAX_TRANSCRIPTS = 65536
 SECRET_BYTES = 32

@@ -1,0 +1,38 @@
+"""Maps of what was used last: bounded, forgetful, and fair to those that share one."""
+
+from __future__ import annotations
+
+from autellix_backend.core.recent import RecentMap
+
+
+def make(ttl_s: float = 10.0, most: int = 4) -> RecentMap[str, int]:
+    return RecentMap(ttl_s=ttl_s, max_entries=most)
+
+
+def test_an_entry_leaves_when_it_was_not_used_for_a_while() -> None:
+    seen = make()
+    seen.put("one", "old", 1, 0.0)
+    seen.put("one", "used", 2, 0.0)
+    seen.put("other", "old", 3, 0.0)
+    assert seen.use("one", "used", 9.0) == 2
+    seen.expire(11.0)
+    assert (len(seen), seen.count("one"), seen.count("other")) == (1, 1, 0)
+    assert seen.has("one", "used")
+    assert not seen.has("other", "old")
+
+
+def test_a_full_map_drops_the_oldest_of_the_scope_that_has_the_most() -> None:
+    seen = make()
+    seen.put("quiet", "mine", 0, 0.0)
+    for number in range(9):
+        seen.put("loud", str(number), number, 1.0)
+    assert (len(seen), seen.count("quiet"), seen.count("loud")) == (4, 1, 3)
+    assert seen.has("loud", "8")
+
+
+def test_an_entry_is_discarded_once() -> None:
+    seen = make()
+    seen.put("one", "key", 1, 0.0)
+    seen.discard("one", "key")
+    seen.discard("one", "key")
+    assert len(seen) == 0
