@@ -21,6 +21,7 @@ SESSION_TTL_S = 30.0
 LEASE_S = 20.0
 TIMEOUT_S = 30.0
 PAGE_PROGRAMS = 200
+MAX_ANSWER_IDS = 8
 
 _numbers = itertools.count()
 
@@ -65,7 +66,9 @@ class Table:
 
     def _make(self, policy: str, **options: Any) -> ProgramStore:
         rule = make_policy(policy)
-        memory = MemoryStore(rule, program_idle_s=IDLE_S, session_ttl_s=SESSION_TTL_S)
+        memory = MemoryStore(
+            rule, program_idle_s=IDLE_S, session_ttl_s=SESSION_TTL_S, max_answer_ids=MAX_ANSWER_IDS
+        )
         if self._kind == "memory":
             return memory
         shared = self._shared(policy, **options)
@@ -89,6 +92,7 @@ class Table:
             session_ttl_s=SESSION_TTL_S,
             lease_s=LEASE_S,
             clock=clock or TestClock(),
+            max_answer_ids=MAX_ANSWER_IDS,
         )
 
 

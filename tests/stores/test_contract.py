@@ -6,12 +6,13 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 import pytest
-from tests.stores.tables import Table, all_programs, check, end, start
+from tests.stores.tables import IDLE_S, MAX_ANSWER_IDS, Table, all_programs, check, end, start
 
 from autellix_backend import pauses
 from autellix_backend.core.errors import DuplicateCallError, UnknownCallError
 from autellix_backend.core.estimate import LEAST_PROGRAMS, Hint
 from autellix_backend.stores.base import (
+    AnswerSource,
     CallStart,
     Counts,
     Inherited,
@@ -296,3 +297,54 @@ async def test_a_listing_goes_on_behind_programs_that_have_ended(table: Table) -
     assert [view.program_id for view in rest.programs] == [f"p{number}" for number in range(150, 200)]
     assert rest.cursor is None
     check(store)
+
+
+async def test_an_answer_is_found_by_the_first_id_that_is_known(table: Table) -> None:
+    store = await table.open()
+    one, other = AnswerSource("p", "engine-0"), AnswerSource("q", "engine-1")
+    await store.keep_answer("lab", ["a", "b"], one, 0.0)
+    await store.keep_answer("lab", ["c"], other, 0.0)
+    assert await store.find_answer("lab", ["unknown", "b", "c"], 1.0) == one
+    assert await store.find_answer("lab", ["c", "a"], 1.0) == other
+    assert await store.find_answer("lab", ["unknown"], 1.0) is None
+    assert await store.find_answer("lab", [], 1.0) is None
+    assert await store.find_answer("", ["a"], 1.0) is None
+    check(store)
+
+
+async def test_an_id_in_the_answers_of_two_programs_is_of_neither(table: Table) -> None:
+    store = await table.open()
+    await store.keep_answer("", ["a"], AnswerSource("p", "engine-0"), 0.0)
+    await store.keep_answer("", ["a"], AnswerSource("p", "engine-1"), 1.0)
+    assert await store.find_answer("", ["a"], 1.0) == AnswerSource("p", "engine-1")
+    await store.keep_answer("", ["a"], AnswerSource("q", "engine-1"), 2.0)
+    assert await store.find_answer("", ["a"], 2.0) is None
+    await store.keep_answer("", ["a"], AnswerSource("p", "engine-1"), 3.0)
+    assert await store.find_answer("", ["a"], 3.0) is None
+
+
+async def test_an_answer_that_nobody_continues_is_forgotten(table: Table) -> None:
+    store = await table.open()
+    source = AnswerSource("p", "engine-0")
+    await store.keep_answer("", ["a", "b"], source, 0.0)
+    assert await store.find_answer("", ["a"], IDLE_S - 1) == source
+    assert await store.find_answer("", ["b"], IDLE_S + 1) is None
+    assert await store.find_answer("", ["a"], IDLE_S + 1) == source
+    await store.keep_answer("", ["b"], AnswerSource("q", "engine-0"), IDLE_S + 2)
+    assert await store.find_answer("", ["b"], IDLE_S + 2) == AnswerSource("q", "engine-0")
+
+
+async def test_a_full_store_drops_the_oldest_answers_of_the_tenant_that_fills_it(table: Table) -> None:
+    store = await table.open()
+    source = AnswerSource("p", "engine-0")
+    await store.keep_answer("quiet", ["mine"], source, 0.0)
+    for number in range(3 * MAX_ANSWER_IDS):
+        await store.keep_answer("loud", [f"id-{number}"], source, float(number))
+    kept = [
+        number
+        for number in range(3 * MAX_ANSWER_IDS)
+        if await store.find_answer("loud", [f"id-{number}"], 30.0) is not None
+    ]
+    assert MAX_ANSWER_IDS - 1 <= len(kept) <= MAX_ANSWER_IDS
+    assert kept[-1] == 3 * MAX_ANSWER_IDS - 1
+    assert await store.find_answer("quiet", ["mine"], 30.0) == source

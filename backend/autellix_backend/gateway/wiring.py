@@ -79,7 +79,7 @@ class Components:
             is_strict=gateway.strict_identity,
             has_keys=self.tenants.has_keys,
         )
-        self.resolver = IdentityResolver(gateway, metrics, clock=clock)
+        self.resolver = IdentityResolver(gateway, metrics, self.store, clock=clock)
         self.call_log = None if observe.call_log is None else CallLog(observe.call_log, metrics.registry)
         self.tracer = make_tracer(observe.otlp_endpoint, os.environ)
         self.genai_metrics = make_genai_metrics(observe.otlp_endpoint, os.environ)

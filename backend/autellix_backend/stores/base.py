@@ -6,7 +6,7 @@ translates it. Most methods are coroutines, because a store may live on another 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,6 +17,8 @@ from autellix_backend.core.estimate import Hint
 
 CLASS_SEPARATOR = "/"
 """Between tenant and name in the id of a class; no tenant's name holds it."""
+MAX_ANSWER_IDS = 65536
+"""Ids of answers that a store keeps: in memory over all tenants, in Redis of each."""
 
 
 class StoreUnavailableError(Exception):
@@ -107,6 +109,14 @@ class StoredCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     start_s: float
     end: CallEnd | None = None
     finish_s: float | None = None
+
+
+class AnswerSource(msgspec.Struct, frozen=True):
+    """Where an answer came from."""
+
+    program_id: str
+    engine: str
+    """The engine that made it."""
 
 
 class ProgramView(msgspec.Struct, kw_only=True):
@@ -242,6 +252,16 @@ class ProgramStore(Protocol):
 
     async def reap(self, now: float) -> Reaped:
         """Remove sessions without a heartbeat, with their programs, and idle programs."""
+
+    async def keep_answer(self, tenant: str, ids: Sequence[str], source: AnswerSource, now: float) -> None:
+        """Remember the source of an answer by the ids in it, until they idle as long as a program may.
+
+        An id of two programs' answers has no source any more. A full store drops a tenant's oldest ids.
+        """
+
+    async def find_answer(self, tenant: str, ids: Sequence[str], now: float) -> AnswerSource | None:
+        """Return the source of the first id that is known, None if none is or two programs have it."""
+        ...
 
     async def program(self, program_id: str) -> ProgramView | None:
         """Return one program with its calls."""

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from autellix_backend.core.errors import UnknownCallError
 from autellix_backend.stores.base import (
+    AnswerSource,
     CallEnd,
     CallStart,
     Counts,
@@ -164,6 +165,14 @@ class FallbackStore(EndFeed):
         except StoreUnavailableError as error:
             self._give_up(error)
             return here
+
+    async def keep_answer(self, tenant: str, ids: Sequence[str], source: AnswerSource, now: float) -> None:
+        """Remember the source of an answer by the ids in it."""
+        await self._ask(lambda store: store.keep_answer(tenant, ids, source, now))
+
+    async def find_answer(self, tenant: str, ids: Sequence[str], now: float) -> AnswerSource | None:
+        """Return the source of the first id that is known."""
+        return await self._ask(lambda store: store.find_answer(tenant, ids, now))
 
     async def program(self, program_id: str) -> ProgramView | None:
         """Return one program with its calls."""

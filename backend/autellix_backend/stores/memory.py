@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -11,9 +12,12 @@ from msgspec.structs import replace
 from autellix_backend.core.errors import UnknownCallError
 from autellix_backend.core.estimate import Hint, SizeEstimator
 from autellix_backend.core.policies import Policy
+from autellix_backend.core.recent import RecentMap
 from autellix_backend.core.table import ProcessTable, Program
 from autellix_backend.pauses import Pauses
 from autellix_backend.stores.base import (
+    MAX_ANSWER_IDS,
+    AnswerSource,
     CallEnd,
     CallStart,
     Counts,
@@ -51,7 +55,14 @@ class _Entry:
 class MemoryStore(EndFeed):
     """A ProgramStore over `core.table`; no method awaits anything, so each is atomic."""
 
-    def __init__(self, policy: Policy, *, program_idle_s: float, session_ttl_s: float) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        program_idle_s: float,
+        session_ttl_s: float,
+        max_answer_ids: int = MAX_ANSWER_IDS,
+    ) -> None:
         super().__init__()
         self._policy = policy
         self._program_idle_s = program_idle_s
@@ -66,6 +77,10 @@ class MemoryStore(EndFeed):
         self._heartbeats: dict[str, float] = {}
         self._owners: dict[str, str] = {}
         self._programs_of: dict[str, dict[str, None]] = {}
+        # None for an id of two programs.
+        self._answers: RecentMap[str, AnswerSource | None] = RecentMap(
+            ttl_s=program_idle_s, max_entries=max_answer_ids
+        )
 
     async def open(self) -> None:
         """Do nothing."""
@@ -207,6 +222,7 @@ class MemoryStore(EndFeed):
 
     async def reap(self, now: float) -> Reaped:
         """Remove what is stale."""
+        self._answers.expire(now)
         last_heartbeat_s = now - self._session_ttl_s
         programs: list[str] = []
         sessions: list[str] = []
@@ -221,6 +237,21 @@ class MemoryStore(EndFeed):
             programs += idle
             await pauses.pause()
         return Reaped(programs=tuple(programs), sessions=tuple(sessions))
+
+    async def keep_answer(self, tenant: str, ids: Sequence[str], source: AnswerSource, now: float) -> None:
+        """Remember the source of an answer by the ids in it."""
+        self._answers.expire_of(tenant, now)
+        for answer_id in ids:
+            is_known = self._answers.has(tenant, answer_id)
+            known = self._answers.use(tenant, answer_id, now) if is_known else source
+            is_shared = known is None or known.program_id != source.program_id
+            self._answers.put(tenant, answer_id, None if is_shared else source, now)
+
+    async def find_answer(self, tenant: str, ids: Sequence[str], now: float) -> AnswerSource | None:
+        """Return the source of the first id that is known."""
+        self._answers.expire_of(tenant, now)
+        found = next((each for each in ids if self._answers.has(tenant, each)), None)
+        return None if found is None else self._answers.use(tenant, found, now)
 
     async def program(self, program_id: str) -> ProgramView | None:
         """Return one program with its calls."""

@@ -10,6 +10,7 @@ table's clock follows Redis's, which may jump, by small steps.
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Callable, Sequence
 
@@ -20,6 +21,8 @@ from autellix_backend.core.estimate import Hint, SizeEstimator
 from autellix_backend.core.policies import Policy
 from autellix_backend.pauses import Pauses
 from autellix_backend.stores.base import (
+    MAX_ANSWER_IDS,
+    AnswerSource,
     CallEnd,
     CallStart,
     Counts,
@@ -74,6 +77,7 @@ class RedisStore:
         session_ttl_s: float,
         lease_s: float,
         clock: TableClock,
+        max_answer_ids: int = MAX_ANSWER_IDS,
     ) -> None:
         self._policy = policy
         self._rule = merge_rule(policy)
@@ -81,6 +85,7 @@ class RedisStore:
         self._program_idle_s = program_idle_s
         self._session_ttl_s = session_ttl_s
         self._lease_s = lease_s
+        self._max_answer_ids = max_answer_ids
         self.clock = clock
         self._estimator = SizeEstimator()
         self._gateway = ""
@@ -229,6 +234,31 @@ class RedisStore:
             programs += round_programs
             sessions += round_sessions
         return Reaped(programs=tuple(programs), sessions=tuple(sessions))
+
+    async def keep_answer(self, tenant: str, ids: Sequence[str], source: AnswerSource, now: float) -> None:
+        """Remember the source of an answer by the ids in it."""
+        names = {"program": source.program_id, "engine": source.engine, "most": self._max_answer_ids}
+        argument = encode_argument({**self._answer_ids(tenant, ids, now), **names})
+        await self._scripts.run("keep_answer", self._gateway, argument)
+
+    async def find_answer(self, tenant: str, ids: Sequence[str], now: float) -> AnswerSource | None:
+        """Return the source of the first id that is known."""
+        argument = encode_argument(self._answer_ids(tenant, ids, now))
+        found = await self._scripts.run("find_answer", self._gateway, argument)
+        if not found:
+            return None
+        engine, _, program_id = found.decode().partition("\n")
+        return AnswerSource(program_id, engine)
+
+    def _answer_ids(self, tenant: str, ids: Sequence[str], now: float) -> dict[str, object]:
+        now_s = self.clock.shared(now)
+        return {
+            "tenant": tenant,
+            "ids": ids,
+            "now": now_s,
+            "oldest": now_s - self._program_idle_s,
+            "keep_s": math.ceil(self._program_idle_s),
+        }
 
     async def program(self, program_id: str) -> ProgramView | None:
         """Return one program with its calls."""

@@ -15,6 +15,7 @@ MESSAGES_PATH = "/v1/messages"
 EMBEDDINGS_PATH = "/v1/embeddings"
 
 _CREATED = 1_700_000_000
+_ARGUMENTS = '{"name": "notes.txt"}'
 
 
 class FakeDialect(Protocol):
@@ -48,8 +49,9 @@ class _Choices:
     def answer(self, call: FakeCall) -> dict[str, Any]:
         choice: dict[str, Any] = {"index": 0, "finish_reason": "length", "logprobs": None}
         if self._is_chat:
+            calls = {} if call.tool_call_id is None else {"tool_calls": [_function_call(call)]}
             fields = call.behaviour.message_fields
-            choice["message"] = {"role": "assistant", "content": call.text, **fields}
+            choice["message"] = {"role": "assistant", "content": call.text, **calls, **fields}
         else:
             choice["text"] = call.text
         return self._envelope(call, self._kind, [choice]) | {"usage": call.usage()}
@@ -68,6 +70,13 @@ class _Choices:
         return _event(self._envelope(call, self._chunk_kind, [choice]))
 
     def closing(self, call: FakeCall) -> Iterator[bytes]:
+        if self._is_chat and call.tool_call_id is not None:
+            whole = _function_call(call)
+            arguments = {"index": 0, "function": {"arguments": whole["function"]["arguments"]}}
+            opening = whole | {"index": 0, "function": whole["function"] | {"arguments": ""}}
+            for delta in (opening, arguments):
+                choice = {"index": 0, "delta": {"tool_calls": [delta]}, "finish_reason": None}
+                yield _event(self._envelope(call, self._chunk_kind, [choice]))
         if call.wants_usage:
             yield _event(self._envelope(call, self._chunk_kind, []) | {"usage": call.usage()})
         yield b"data: [DONE]\n\n"
@@ -94,7 +103,11 @@ class _Responses:
             "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
             "output_tokens_details": {"reasoning_tokens": 0},
         }
-        return self._envelope(call, "completed", [message | {"content": [text]}]) | {"usage": usage}
+        output = [message | {"content": [text]}]
+        if call.tool_call_id is not None:
+            ids = {"id": "fc_0", "call_id": call.tool_call_id}
+            output.append({"type": "function_call", **ids, **_called(call)})
+        return self._envelope(call, "completed", output) | {"usage": usage}
 
     def opening(self, call: FakeCall) -> Iterator[bytes]:
         yield self._event("created", 0, response=self._envelope(call, "in_progress", []))
@@ -112,7 +125,7 @@ class _Responses:
 
     def _envelope(self, call: FakeCall, status: str, output: list[dict[str, Any]]) -> dict[str, Any]:
         return {
-            "id": call.request_id,
+            "id": call.response_id,
             "object": "response",
             "created_at": _CREATED,
             "model": call.model,
@@ -129,7 +142,9 @@ class _Messages:
     """Anthropic's messages: named events, ended by `message_stop`."""
 
     def answer(self, call: FakeCall) -> dict[str, Any]:
-        content = [{"type": "text", "text": call.text}]
+        content: list[dict[str, Any]] = [{"type": "text", "text": call.text}]
+        if call.tool_call_id is not None:
+            content.append(self._tool_use(call))
         return self._envelope(call, content, "max_tokens") | {"usage": _usage(call)}
 
     def opening(self, call: FakeCall) -> Iterator[bytes]:
@@ -143,8 +158,18 @@ class _Messages:
 
     def closing(self, call: FakeCall) -> Iterator[bytes]:
         yield self._event("content_block_stop", index=0)
+        if call.tool_call_id is not None:
+            block = self._tool_use(call) | {"input": {}}
+            yield self._event("content_block_start", index=1, content_block=block)
+            delta = {"type": "input_json_delta", "partial_json": _ARGUMENTS}
+            yield self._event("content_block_delta", index=1, delta=delta)
+            yield self._event("content_block_stop", index=1)
         yield self._event("message_delta", delta={"stop_reason": "max_tokens"}, usage=_usage(call))
         yield self._event("message_stop")
+
+    def _tool_use(self, call: FakeCall) -> dict[str, Any]:
+        used = {"name": _called(call)["name"], "input": json.loads(_ARGUMENTS)}
+        return {"type": "tool_use", "id": call.tool_call_id, **used}
 
     def _event(self, kind: str, **fields: Any) -> bytes:
         return _event({"type": kind, **fields}, kind)
@@ -170,6 +195,16 @@ DIALECTS: dict[str, FakeDialect] = {
     RESPONSES_PATH: _Responses(),
     MESSAGES_PATH: _Messages(),
 }
+
+
+def _called(call: FakeCall) -> dict[str, str]:
+    """Return the first tool of a request, in any dialect, and the arguments that it is called with."""
+    tool = call.body["tools"][0]
+    return {"name": (tool.get("function") or tool)["name"], "arguments": _ARGUMENTS}
+
+
+def _function_call(call: FakeCall) -> dict[str, Any]:
+    return {"id": call.tool_call_id, "type": "function", "function": _called(call)}
 
 
 def _usage(call: FakeCall) -> dict[str, Any]:

@@ -44,6 +44,7 @@ class FakeApi:
         self._faulty_calls = 0
         self._random = random.Random(0)
         self._numbers = itertools.count()
+        self._responses = set[str]()
 
     @property
     def calls(self) -> list[ReceivedRequest]:
@@ -119,6 +120,11 @@ class FakeApi:
             call = self._admit(received.json)
         except (ValueError, TypeError, AttributeError) as error:
             return _error(400, f"the body is not a call: {error}", "BadRequestError")
+        previous = call.body.get("previous_response_id")
+        if previous is not None and previous not in self._responses:
+            return _error(404, f"there is no response {previous}", "NotFoundError")
+        if self._keeps_requests:
+            self._responses.add(call.response_id)
         fault = self._draw_fault(call.behaviour)
         if fault is Fault.ERROR:
             return _error(call.behaviour.error_status, call.behaviour.error_message, "InternalServerError")
@@ -143,12 +149,14 @@ class FakeApi:
     def _admit(self, body: dict[str, Any]) -> FakeCall:
         limits = (body.get(name) for name in ("max_completion_tokens", "max_output_tokens", "max_tokens"))
         limit = next(filter(None, limits), self.behaviour.output_tokens)
+        make_id = self.behaviour.make_tool_call_id
         return FakeCall(
             request_id=f"call-fake-{next(self._numbers)}",
             body=body,
             behaviour=self.behaviour,
             arrival_step=self.steps,
             planned_tokens=min(int(limit), self.behaviour.output_tokens),
+            tool_call_id=make_id() if make_id is not None and body.get("tools") else None,
         )
 
     def _draw_fault(self, behaviour: FakeBehaviour) -> Fault:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import enum
 import json
+import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,6 +54,8 @@ class FakeBehaviour:
     error_message: str = "the fake engine was told to fail"
     extra_fields: Mapping[str, object] = field(default_factory=dict)
     """Fields added to every answer and chunk, as future engines may."""
+    make_tool_call_id: Callable[[], str] | None = None
+    """Makes the id of a tool call for each answer to a call that offers tools; None: there are no calls."""
     message_fields: Mapping[str, object] = field(default_factory=dict)
     """Fields added to the message of a chat completion, such as tool_calls."""
     health_status: int | None = 200
@@ -99,6 +102,10 @@ class FakeCall:
     started_at: float = field(default_factory=time.monotonic)
     output_tokens: int = 0
     is_reported: bool = False
+    tool_call_id: str | None = None
+    """The id of the tool call in its answer."""
+    response_id: str = field(default_factory=lambda: f"resp_{secrets.token_hex(8)}")
+    """The id of its answer, if that is a response."""
 
     @property
     def is_complete(self) -> bool:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
 import pytest
 
 from autellix_backend.core.estimate import Hint
+from autellix_backend.core.policies import make_policy
 from autellix_backend.gateway.calls.body import parse_body
 from autellix_backend.gateway.calls.dialects import CHAT_COMPLETIONS
 from autellix_backend.gateway.errors import InvalidRequestError
@@ -15,6 +17,7 @@ from autellix_backend.gateway.identity.identity import Identity, IdentityResolve
 from autellix_backend.gateway.tenancy.tenants import Tenant
 from autellix_backend.observe.metrics import GatewayMetrics
 from autellix_backend.settings import GatewaySettings
+from autellix_backend.stores.memory import MemoryStore
 
 
 def read(**headers: str) -> Identity:
@@ -29,14 +32,17 @@ class Calls:
         self.now = 0.0
         self.calls = 0
         self.metrics = GatewayMetrics()
-        self.resolver = IdentityResolver(GatewaySettings(**settings), self.metrics, clock=lambda: self.now)
+        self.store = MemoryStore(make_policy("plas"), program_idle_s=600, session_ttl_s=30)
+        self.resolver = IdentityResolver(
+            GatewaySettings(**settings), self.metrics, self.store, clock=lambda: self.now
+        )
 
     def resolve(self, headers: dict[str, str], tenant: str = "", **body: Any) -> Identity:
         self.calls += 1
         fields = parse_body(json.dumps(body).encode(), CHAT_COMPLETIONS).fields
         whose = Tenant(name=tenant)
         said = read_identity(headers, fields, f"call-{self.calls}").scoped_to(whose)
-        resolved = self.resolver.resolve(said, fields, whose)
+        resolved = asyncio.run(self.resolver.resolve(said, fields, whose))
         self.resolver.remember(resolved, whose)
         return resolved
 

@@ -32,6 +32,7 @@ MAX_MODEL_CHARACTERS = 256
 MAX_LENIENT_BYTES = 256 * 1024
 """The longest body that Python's own parser reads, which takes 2 ms for it."""
 
+_NOTHING = msgspec.Raw(b"")
 _fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _xargs_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw] | None)
 
@@ -49,6 +50,8 @@ class CallBody(msgspec.Struct, frozen=True, kw_only=True):
     """The engine requests that it becomes: one for each prompt and choice."""
     model: str | None
     is_streaming: bool
+    offers_tools: bool = False
+    """Whether its answer may be a tool call, whose result comes with another call."""
     is_beam_search: bool = False
     """Whether its engine may split it into requests that lack its arguments."""
 
@@ -75,6 +78,7 @@ def parse_body(data: bytes, dialect: Dialect) -> CallBody:
         record_count=prompt_count * each,
         model=model[:MAX_MODEL_CHARACTERS] if isinstance(model, str) else None,
         is_streaming=is_streaming,
+        offers_tools=first_item_byte(fields.get("tools", _NOTHING)) == b"{",
         is_beam_search=is_beam_search,
     )
 

@@ -12,6 +12,8 @@ from autellix_backend.gateway.calls.body import CallBody
 from autellix_backend.gateway.calls.dialects import Dialect
 from autellix_backend.gateway.engines.handle import EngineHandle
 from autellix_backend.gateway.engines.queue import QueuedCall
+from autellix_backend.gateway.identity.aliases import FOREIGN_TOKEN
+from autellix_backend.gateway.identity.answer_ids import MAX_IDS, read_answer_ids
 from autellix_backend.gateway.identity.identity import Identity
 from autellix_backend.gateway.tenancy.tenants import Tenant
 from autellix_backend.observe.settled_call import Outcome, SettledCall
@@ -69,6 +71,10 @@ class GatewayCall(QueuedCall):
     """When the first bytes of its streamed answer went out."""
     streamed_events: int = 0
     """The events of its streamed answer so far: about as many as tokens."""
+    response_id: str | None = None
+    """The id of its answer, which a later call may continue."""
+    tool_calls: list[str] = field(default_factory=list)
+    """The unique ids of the tool calls in its answer."""
     receipt: Receipt | None = None
     """Set when the call is settled."""
 
@@ -83,9 +89,27 @@ class GatewayCall(QueuedCall):
         return self.tenant.shown(self.identity.program)
 
     @property
+    def is_last(self) -> bool:
+        """Whether its program ends with it, as far as is known before its answer."""
+        return self.identity.is_final or (self.identity.is_anonymous and not self.body.offers_tools)
+
+    @property
     def ends_program(self) -> bool:
-        """Whether its program ends with it."""
-        return self.identity.is_final or self.identity.is_anonymous
+        """Whether its program ends with it: what tool calls return comes with another call."""
+        return self.identity.is_final or (self.identity.is_anonymous and not self.tool_calls)
+
+    @property
+    def answer_ids(self) -> list[str]:
+        """Return the ids in its answer by which later calls are known to be its program's."""
+        return self.tool_calls if self.response_id is None else [self.response_id, *self.tool_calls]
+
+    def note_ids(self, content: bytes) -> None:
+        """Note the ids in a whole answer, or in an event of a stream."""
+        if self.identity.source == FOREIGN_TOKEN:
+            return
+        response_id, tool_calls = read_answer_ids(content)
+        self.response_id = response_id or self.response_id
+        self.tool_calls += tool_calls[: MAX_IDS - len(self.tool_calls)]
 
     def begin(self, start: CallStart, inherited: Inherited, now: float, class_name: str = "") -> None:
         """Enter the process table; `class_name` is the class of its program."""

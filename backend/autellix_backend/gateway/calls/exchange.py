@@ -84,7 +84,7 @@ class CallEndpoint:
             await hold.pause()
             named = read_identity(headers, body.fields, self.registry.new_id()).scoped_to(tenant)
             verified = await self.tokens.verify(named, headers, tenant)
-            identity = self.resolver.resolve(verified, body.fields, tenant)
+            identity = await self.resolver.resolve(verified, body.fields, tenant)
             call = GatewayCall(dialect=dialect, tenant=tenant, identity=identity, headers=headers, body=body)
             self.router.assign(call)
             # From here on the body counts as part of its call.
@@ -160,7 +160,7 @@ class Exchange:
                 response = await self._send(handle)
                 handle.queue.on_reached(self.call)
                 handle.ended.on_received(self.ended)
-                if self.call.ends_program:
+                if self.call.is_last:
                     handle.ended.on_last_received(self.call.start.program_id)
                 await self._relay(handle, response)
             except EngineUnavailableError as error:
@@ -233,6 +233,8 @@ class Exchange:
         is_json = response.content_type == "application/json" and "content-encoding" not in response.headers
         if is_json and not is_object(content):
             raise handle.upstream.bad_answer("did not answer with a JSON object")
+        if self.call.dialect.takes_identity:
+            self.call.note_ids(content)
         receipt = await self.registry.settle(
             self.call, Outcome.OK, has_reports=self._has_reports, read_usage=partial(read_usage, content)
         )

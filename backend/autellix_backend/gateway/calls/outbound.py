@@ -104,7 +104,7 @@ class EngineArguments:
         if tenant.name:
             args[engine_args.TENANT] = tenant.name
             args[engine_args.WEIGHT] = tenant.weight
-        if call.ends_program:
+        if call.is_last:
             args[engine_args.LAST] = 1
         args[engine_args.GATEWAY] = self._gateway_id
         if self._has_boost:

@@ -29,7 +29,7 @@ from autellix_backend.observe.metrics import GatewayMetrics
 from autellix_backend.observe.settled_call import Outcome, SettledCall, Usage
 from autellix_backend.reports.receipt import Receipt
 from autellix_backend.reports.report import EngineReport
-from autellix_backend.stores.base import NotOwnerError, ProgramStore
+from autellix_backend.stores.base import AnswerSource, NotOwnerError, ProgramStore
 
 MAX_READABLE_ID = 200
 """Characters of the client's call id that go into the engine's id, whose length is bounded."""
@@ -229,6 +229,9 @@ class CallRegistry:
                 # The boundary to other parts: one that fails must not leave the call open in the table.
                 logger.exception("a subscriber to settled calls failed")
         await self._store.settle(end, now)
+        if call.answer_ids:
+            source = AnswerSource(call.start.program_id, call.engine)
+            await self._store.keep_answer(call.tenant.name, call.answer_ids, source, now)
         return receipt
 
     def _new_class(self, call: GatewayCall) -> str | None:

@@ -16,9 +16,10 @@ from starlette.types import Send
 
 from autellix_backend.gateway.calls.call import GatewayCall
 from autellix_backend.gateway.calls.registry import CallRegistry
-from autellix_backend.gateway.calls.sse import ends_event, last_event_start
+from autellix_backend.gateway.calls.sse import ends_event, event_data, last_event_start
 from autellix_backend.gateway.calls.usage import StreamTail
 from autellix_backend.gateway.engines.upstream import response_headers
+from autellix_backend.gateway.identity.answer_ids import opens_tool_call
 from autellix_backend.observe.settled_call import Outcome, Usage
 from autellix_wire.headers import CALL_ID, ENGINE, IDENTITY_SOURCE, PROGRAM_ID, QUEUE_LEVEL
 
@@ -158,16 +159,20 @@ class RelayedStream:
             self._end_with(lines[start:] + chunk[line_start:])
             lines, self._line = lines[:start], bytearray()
         self._kept.feed(lines)
+        if opens_tool_call(lines):
+            self._note_ids(filter(opens_tool_call, event_data(lines)))
         self._call.streamed_events += lines.count(EVENT_FIELD)
         return lines
 
     def flush(self) -> bytes:
         """Return the line that was not ended, unless it is the last event."""
         line, self._line = bytes(self._line), bytearray()
-        if not line.startswith(self._ends):
-            return line
-        self.last_event += line
-        return b""
+        if line.startswith(self._ends):
+            self.last_event += line
+            line = b""
+        # That of a response holds all of it.
+        self._note_ids(event_data(bytes(self.last_event)))
+        return line
 
     def outcome(self) -> Outcome:
         """Return how the stream has ended."""
@@ -178,6 +183,10 @@ class RelayedStream:
     def usage(self) -> Usage | None:
         """Return the last usage that has come."""
         return self._kept.usage(bytes(self.last_event), self._call.streamed_events)
+
+    def _note_ids(self, events: Iterable[bytes]) -> None:
+        for event in events:
+            self._call.note_ids(event)
 
     def _end_with(self, data: bytes) -> None:
         before = len(self.last_event)

@@ -154,6 +154,9 @@ class Router:
             return next(iter(self.pool))
         arriving = ArrivingCall(call.identity.program, call.prompt_tokens, call.prefix)
         accepting = {handle for handle in self.pool if handle is not avoided and handle.is_accepting()}
+        # An engine finds the responses that it has stored itself, and no others.
+        holders = {handle for handle in accepting if handle.name == call.identity.engine}
+        accepting = holders or accepting
         best = fastest(handle.speed for handle in accepting)
         loads = [handle.load(best, is_accepting=handle in accepting) for handle in self.pool]
         try:

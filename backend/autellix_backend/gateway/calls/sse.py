@@ -12,8 +12,14 @@ from autellix_backend.gateway.raw_json import JSON_ERRORS
 
 _FIELDS = (b"data", b"event", b"id", b"retry")
 _LONGEST_FIELD = 6
+_DATA = b"data:"
 _ERRORS = (b'data: {"error":', b"event: error\n", b"event: response.failed\n")
 _EVENT_ENDS = (b"\n\n", b"\r\n\r\n", b"\r\r")
+
+
+def event_data(lines: bytes) -> list[bytes]:
+    """Return the data in whole lines of a stream."""
+    return [line.removeprefix(_DATA) for line in lines.splitlines() if line.startswith(_DATA)]
 
 
 def last_event_start(lines: bytes, ends: tuple[bytes, ...]) -> int:

@@ -8,6 +8,7 @@ from typing import Annotated
 import msgspec
 from msgspec.structs import replace
 
+from autellix_backend.gateway.calls.sse import event_data
 from autellix_backend.gateway.raw_json import JSON_ERRORS
 from autellix_backend.observe.settled_call import Usage
 
@@ -21,7 +22,6 @@ REASON_EVENTS = 4
 MAX_REASON = 64
 """Characters of a reason that are kept."""
 
-_DATA = b"data:"
 _Tokens = Annotated[int, msgspec.Meta(ge=0, le=2**40)]
 """A usage with a count out of bounds counts as none."""
 
@@ -120,10 +120,6 @@ def _read_start(event: bytes) -> _Counts | None:
     return None if message is None else message.usage
 
 
-def _events(data: bytes) -> list[bytes]:
-    return [line.removeprefix(_DATA) for line in data.splitlines() if line.startswith(_DATA)]
-
-
 def _read_reasons(content: bytes) -> tuple[str, ...]:
     try:
         return _ended_decoder.decode(content).reasons()
@@ -140,7 +136,7 @@ class StreamTail:
 
     def feed(self, lines: bytes) -> None:
         """Add the next whole lines."""
-        for event in _events(lines):
+        for event in event_data(lines):
             if len(event) <= MAX_EVENT_BYTES:
                 self._first = self._first or event
                 self._last.append(event)
@@ -151,7 +147,7 @@ class StreamTail:
         The reasons of its end stand in the same event, or in one of the last before it. A message states the
         tokens of its prompt in its first event; if it broke off, its events count as its output.
         """
-        events = [*self._last, *_events(last_event)]
+        events = [*self._last, *event_data(last_event)]
         start = _read_start(self._first)
         for at in reversed(range(len(events))):
             counts = _read_counts(events[at])

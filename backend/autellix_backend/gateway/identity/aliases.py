@@ -28,6 +28,7 @@ from autellix_wire.ids import MAX_ID_BYTES, InvalidIdError, check_id
 
 ANONYMOUS = "request"
 FOREIGN_TOKEN = "foreign-token"
+ANSWER_ID = "answer-id"
 CONTENT_CHAIN = "content-chain"
 
 Fields = Mapping[str, msgspec.Raw]
@@ -157,6 +158,7 @@ ALIASES: tuple[Alias, ...] = (
 
 PROGRAM_SOURCES: tuple[str, ...] = (
     *(alias.source for alias in ALIASES if alias.field is AliasField.PROGRAM),
+    ANSWER_ID,
     CONTENT_CHAIN,
     ANONYMOUS,
     FOREIGN_TOKEN,

@@ -1,8 +1,8 @@
 """The identity of a call: the program, thread and session that its headers and body name.
 
 `aliases` reads the names; this module turns them into one identity. Sub-agents become threads of their root
-program. A call that names no program is recognised by its transcript, or becomes
-a program of its own.
+program. A call that names no program is recognised by the ids of the answers that it continues, then by its
+transcript, or becomes a program of its own.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from autellix_backend.gateway.errors import InvalidRequestError
 from autellix_backend.gateway.identity.aliases import (
     ALIASES,
     ANONYMOUS,
+    ANSWER_ID,
     CONTENT_CHAIN,
     FOREIGN_TOKEN,
     AliasField,
@@ -25,11 +26,13 @@ from autellix_backend.gateway.identity.aliases import (
     Tier,
     resolve_aliases,
 )
+from autellix_backend.gateway.identity.answer_ids import previous_response, transcript_ids
 from autellix_backend.gateway.identity.lineage import Lineage
 from autellix_backend.gateway.identity.transcripts import Transcript, TranscriptChain
 from autellix_backend.gateway.tenancy.tenants import Tenant
 from autellix_backend.observe.metrics import GatewayMetrics
 from autellix_backend.settings import GatewaySettings
+from autellix_backend.stores.base import AnswerSource, ProgramStore
 from autellix_wire.headers import (
     CALL_ID,
     EXPECTED_CALLS,
@@ -71,6 +74,8 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     aliases: ResolvedAliases
     transcript: Transcript | None = None
     """Its transcript, where that identifies the program."""
+    engine: str | None = None
+    """The engine that made the response which it continues, and may have stored it."""
 
     def scoped_to(self, tenant: Tenant) -> Identity:
         """Return the identity with the tenant's name in the ids of its program and session."""
@@ -115,30 +120,47 @@ def read_identity(headers: Mapping[str, str], fields: Fields, new_id: str) -> Id
 
 
 class IdentityResolver:
-    """Resolves calls to root programs and threads, by the lineages and transcripts it remembers.
+    """Resolves calls to root programs and threads, by the answers in the store, and what it remembers itself.
 
-    It remembers those of admitted calls only, so that a refused one leaves no trace.
+    It remembers the lineages and transcripts of admitted calls only, so that a refused one leaves no trace.
     """
 
     def __init__(
-        self, settings: GatewaySettings, metrics: GatewayMetrics, *, clock: Callable[[], float]
+        self,
+        settings: GatewaySettings,
+        metrics: GatewayMetrics,
+        store: ProgramStore,
+        *,
+        clock: Callable[[], float],
     ) -> None:
+        self._store = store
         self._metrics = metrics
         self._clock = clock
         self._lineage = Lineage(ttl_s=settings.program_idle_s)
         self._chain = TranscriptChain(ttl_s=settings.program_idle_s)
 
-    def resolve(self, identity: Identity, fields: Fields, tenant: Tenant) -> Identity:
+    async def resolve(self, identity: Identity, fields: Fields, tenant: Tenant) -> Identity:
         """Return an identity, scoped to its tenant, with its final program and thread.
 
-        Tenants share no lineages and no transcripts.
+        Tenants share no lineages, no answers and no transcripts.
         """
         self._count(identity.aliases)
         if identity.source == FOREIGN_TOKEN:
             return identity
-        if identity.aliases.program is None:
-            return self._resolve_unnamed(identity, fields, tenant)
-        return self._resolve_named(identity, identity.aliases.program, tenant)
+        named, response = identity.aliases.program, previous_response(fields)
+        continued = transcript_ids(fields) if named is None else ()
+        if response is not None:
+            continued = (response, *continued)
+        source: AnswerSource | None = None
+        if continued:
+            source = await self._store.find_answer(tenant.name, continued, self._clock())
+        if named is not None:
+            identity = self._resolve_named(identity, named, tenant)
+        elif source is not None:
+            identity = replace(identity, program=source.program_id, source=ANSWER_ID)
+        else:
+            identity = self._resolve_unnamed(identity, fields, tenant)
+        return identity if response is None or source is None else replace(identity, engine=source.engine)
 
     def remember(self, identity: Identity, tenant: Tenant) -> None:
         """Remember the lineage and the transcript of a resolved call that was admitted."""

@@ -1,8 +1,9 @@
 """Content chain: a call without an id that extends a known transcript joins its program.
 
-A chat client sends the whole conversation with every call. So if a call's messages begin with all messages of
-an earlier call, followed by the assistant's answer to them, it is that program's next call. Only hashes are
-kept, under a secret of this process, over the raw messages, the model, the tools and the tenant: no content.
+A chat client sends the whole conversation with every call. So if a call's messages, or items of its input,
+begin with all of an earlier call, followed by the model's answer to them, it is that program's next call.
+Only hashes are kept, under a secret of this process, over the raw messages, the model, the tools and the
+tenant: no content.
 
 Two transcripts do not identify: one without an answer (thousands of programs share a system prompt, or even
 the first question), and one that two programs have sent, which then counts for neither. So a program's first
@@ -24,8 +25,9 @@ from autellix_backend.gateway.raw_json import MAX_READ_BYTES, decoded_or, has_ma
 MAX_TRANSCRIPTS = 65536
 SECRET_BYTES = 32
 
-_SEED_FIELDS = ("model", "system", "tools")
-"""Fields that stay the same within a program; Anthropic's system prompt is a field of its own."""
+_TRANSCRIPT_FIELDS = ("messages", "input")
+_SEED_FIELDS = ("model", "system", "instructions", "tools", "previous_response_id")
+"""Fields that stay the same within a program; some dialects have the system prompt in one of its own."""
 
 _AMBIGUOUS = None
 
@@ -39,11 +41,19 @@ class Transcript:
 
 
 class _Message(msgspec.Struct):
-    role: str = ""
+    role: str | None = None
+    type: str = ""
+
+    @property
+    def is_answer(self) -> bool:
+        """Whether the model made it; of items without a role, that is all but the results of tools."""
+        if self.role:
+            return self.role == "assistant"
+        return bool(self.type) and not self.type.endswith("_output")
 
 
 _messages_decoder = msgspec.json.Decoder(list[msgspec.Raw])
-_roles_decoder = msgspec.json.Decoder(list[_Message])
+_heads_decoder = msgspec.json.Decoder(list[_Message])
 
 
 class TranscriptChain:
@@ -96,25 +106,25 @@ class TranscriptChain:
 
     def _digests(self, scope: str, fields: Mapping[str, msgspec.Raw]) -> list[bytes]:
         # Of each prefix that may be an earlier call's whole transcript, and last of this call's.
-        raw = fields.get("messages")
+        raw = next((fields[name] for name in _TRANSCRIPT_FIELDS if name in fields), None)
         if raw is None or self._is_too_long(fields) or has_many_objects(raw):
             return []
-        roles = [message.role for message in decoded_or([], _roles_decoder, raw, MAX_READ_BYTES)]
-        if "assistant" not in roles:
+        are_answers = [head.is_answer for head in decoded_or([], _heads_decoder, raw, MAX_READ_BYTES)]
+        if True not in are_answers:
             return []
         messages = _messages_decoder.decode(raw)
-        first_answer = roles.index("assistant")
+        first_answer = are_answers.index(True)
         rolling = hashlib.sha256(self._seed(scope, fields))
         digests = []
         for index, message in enumerate(messages):
-            if index > first_answer and roles[index] == "assistant":
+            if index > first_answer and are_answers[index]:
                 digests.append(rolling.copy().digest())
             # JSON objects delimit themselves, so no separator is needed.
             rolling.update(message)
         return [*digests, rolling.digest()]
 
     def _is_too_long(self, fields: Mapping[str, msgspec.Raw]) -> bool:
-        hashed = ("messages", *_SEED_FIELDS)
+        hashed = (*_TRANSCRIPT_FIELDS, *_SEED_FIELDS)
         return sum(memoryview(fields[name]).nbytes for name in hashed if name in fields) > MAX_READ_BYTES
 
     def _seed(self, scope: str, fields: Mapping[str, msgspec.Raw]) -> bytes:

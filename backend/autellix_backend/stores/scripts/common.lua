@@ -19,6 +19,8 @@
 --   ps:<program>          sorted set: sessions that keep it
 --   sp:<session>          sorted set: programs that it keeps
 --   g:<gateway>           hash: running call -> program
+--   a:<tenant>            hash: id in an answer -> engine and program of the answer; empty for an id of two programs
+--   at:<tenant>           sorted set: id in an answer -> last use
 -- Times are seconds of the table's clock, which never jumps. Numbers are stored as text with 17 digits: Lua prints 14.
 local call = redis.call
 local tag = KEYS[1]
