@@ -9,10 +9,13 @@ from collections.abc import Iterator
 from tests.waiting import PATIENCE_S
 
 import autellix
+from autellix._programs.registry import programs
 from autellix._sessions.backends import backends
 
 # Tests of other packages share this process: they get it as it was.
 autellix.uninstrument()
+# That of pytest: most tests expect the calls outside of programs to have none.
+programs.implicit.name = None
 
 
 @contextlib.contextmanager

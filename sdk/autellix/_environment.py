@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 
 from autellix._faults import log_debug, log_warning
 from autellix_wire.ids import InvalidIdError, check_id
@@ -23,6 +24,16 @@ PORTS = {"http": 80, "https": 443}
 
 def is_set(variable: str) -> bool:
     return os.environ.get(variable, "").strip().lower() in ("1", "true", "yes", "on")
+
+
+def script_name() -> str | None:
+    """Return the name of the module or file that this process runs, such as `react.py`; None in a console."""
+    module = getattr(getattr(sys.modules.get("__main__"), "__spec__", None), "name", "__main__")
+    if module != "__main__":
+        # Run by `python -m`.
+        return str(module).removesuffix(".__main__")
+    script = (getattr(sys, "argv", None) or [""])[0]
+    return None if script in ("", "-c", "-m") else os.path.basename(script)  # noqa: PTH119 - pathlib is slow to load
 
 
 def program_of_process() -> tuple[str | None, str | None]:

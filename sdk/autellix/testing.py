@@ -66,6 +66,11 @@ class RecordedCall:
         return self.header(names.THREAD_ID)
 
     @property
+    def thread_name(self) -> str | None:
+        """The thread's name."""
+        return self.header(names.THREAD_NAME)
+
+    @property
     def call_id(self) -> str | None:
         """The call's id; its retries have the same."""
         return self.header(names.CALL_ID)

@@ -99,7 +99,7 @@ def test_no_id_is_cut() -> None:
     """An id that is wider than the terminal goes over lines; `--wide` adds columns."""
     program = {"program_id": "q" * 120, "state": "ended", "duration_s": 7.0, "engines": [], "threads": 2}
     program |= {"name": "react", "service_s": 1.0, "wait_s": 2.0, "finished_calls": 4}
-    program |= {"prompt_tokens": 10, "output_tokens": 20}
+    program |= {"prompt_tokens": 10, "output_tokens": 20, "flags": [], "thread_names": []}
 
     def shown(width: int, *, is_wide: bool) -> str:
         console = Console(width=width, file=io.StringIO())
@@ -116,17 +116,75 @@ def test_no_id_is_cut() -> None:
     assert "10/20" in wide
 
 
+def test_ps_and_why_name_threads_and_implicit_programs(capsys: pytest.CaptureFixture[str]) -> None:
+    """Idle and ended programs too show the threads that they have had, and their last engine."""
+
+    def use(url: str) -> None:
+        named = {"X-Autellix-Program-ID": "script", "X-Autellix-Program-Name": "react.py"}
+        named |= {"X-Autellix-Flags": "implicit"}
+        call(url, **named, **{"X-Autellix-Thread-ID": "1", "X-Autellix-Thread-Name": "planner"})
+        call(url, **named, **{"X-Autellix-Thread-ID": "2", "X-Autellix-Thread-Name": "critic"})
+        for final in ("false", "true"):
+            assert main(["ps", "--all", "--wide", "--url", url]) == 0
+            text = capsys.readouterr().out
+            (shown,) = (line for line in text.splitlines() if line.split()[0] == "script")
+            assert "implicit: react.py" in shown
+            assert "2 (planner, critic)" in shown
+            assert shown.rstrip().endswith("fake-0")
+            assert text.count('with autellix.program("name")') == 1
+            assert main(["why", "script", "--url", url]) == 0
+            text = " ".join(capsys.readouterr().out.split())
+            assert "Program script (implicit: react.py) " in text
+            assert "It is implicit: its process made these calls outside of any program. To open" in text
+            if final == "false":
+                call(url, **named, **{"X-Autellix-Thread-ID": "1", "X-Autellix-Final": "true"})
+        assert main(["why", "fast", "--url", url]) == 0
+        assert "implicit" not in capsys.readouterr().out
+
+    at_work(use)
+
+
+def call(url: str, **headers: str) -> None:
+    body = json.dumps(BODY | {"max_tokens": 1}).encode()
+    request = urllib.request.Request(
+        url + CHAT, data=body, headers={"Content-Type": "application/json", **headers}
+    )
+    with urllib.request.urlopen(request) as response:
+        response.read()
+
+
+def test_the_call_of_a_named_thread_is_explained_by_its_name() -> None:
+    call = {
+        "call_id": "c",
+        "thread_id": "3",
+        "thread_name": "critic",
+        "state": "waiting",
+        "text": "It waits.",
+    }
+    why = {"program_id": "p", "name": None, "flags": ["implicit"], "state": "waiting", "text": "It waits."}
+    text = explanation({**why, "calls": [call], "snapshot_age_s": None})
+    assert text.startswith("Program p (implicit) is waiting.\n")
+    assert "\nCall c of thread 3 (critic) is waiting.\n" in text
+
+
+def test_ids_and_names_are_no_markup_of_the_terminal() -> None:
+    """Else one program of one client would break the table for all."""
+    hostile = "[/x][link=http://evil]:smile:[red]"
+    program = {"program_id": hostile, "name": hostile, "state": "ended", "duration_s": 7.0, "engines": []}
+    program |= {"service_s": 1.0, "wait_s": 2.0, "finished_calls": 4, "threads": 9, "flags": []}
+    program |= {"prompt_tokens": 10, "output_tokens": 20, "thread_names": [hostile, "b", "c", "d"]}
+    console = Console(width=400, file=io.StringIO(), force_terminal=True)
+    console.print(program_table([program], has_more=False, is_wide=True))
+    assert isinstance(console.file, io.StringIO)
+    text = console.file.getvalue()
+    assert text.count(hostile) == 3
+    assert f"9 ({hostile}, b, c, ...)" in text
+    assert "\x1b]8" not in text
+
+
 def test_ps_and_why_know_programs_that_have_ended(capsys: pytest.CaptureFixture[str]) -> None:
     def use(url: str) -> None:
-        body = json.dumps(BODY | {"max_tokens": 1}).encode()
-        headers = {
-            "X-Autellix-Program-ID": "gone",
-            "X-Autellix-Final": "true",
-            "Content-Type": "application/json",
-        }
-        request = urllib.request.Request(url + CHAT, data=body, headers=headers)
-        with urllib.request.urlopen(request) as response:
-            response.read()
+        call(url, **{"X-Autellix-Program-ID": "gone", "X-Autellix-Final": "true"})
         assert main(["ps", "--all", "--url", url]) == 0
         lines = capsys.readouterr().out.splitlines()
         assert [line.split()[0] for line in lines[1:]] == ["fast", "slow", "gone"]
@@ -160,7 +218,7 @@ def test_an_idle_program_has_no_calls_to_explain() -> None:
     idle = {"program_id": "p", "name": None, "state": "idle", "text": "It has had no open call for 1.0 s."}
 
     assert (
-        explanation({**idle, "calls": [], "snapshot_age_s": None})
+        explanation({**idle, "flags": [], "calls": [], "snapshot_age_s": None})
         == "Program p is idle.\n  It has had no open call for 1.0 s."
     )
 

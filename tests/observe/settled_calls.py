@@ -20,6 +20,8 @@ def settled_call(**fields: Any) -> SettledCall:
         "name": "react",
         "session_id": "s",
         "thread_id": "1",
+        "thread_name": None,
+        "flags": (),
         "parents": ("a", "b"),
         "interceptions": (("search", 0.5),),
     }

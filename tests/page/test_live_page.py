@@ -203,6 +203,23 @@ def test_a_wide_program_is_drawn_up_to_a_bound(stage: Stage, browser: BrowserThr
     browser.visit(stage.url + "/autellix/#/program/batch", look)
 
 
+def test_threads_have_names_and_implicit_programs_say_so(stage: Stage, browser: BrowserThread) -> None:
+    named = {"x-autellix-program-name": "react.py", "x-autellix-flags": "implicit"}
+    stage.call("run-1", **named, **{"x-autellix-thread-id": "1", "x-autellix-thread-name": "planner"})
+    stage.call("run-1", **named, **{"x-autellix-thread-id": "2"})
+
+    async def look(page: Page) -> None:
+        await until_text(row_of(page, "run-1"), "implicit: react.py")
+        await page.get_by_role("link", name="run-1", exact=True).click()
+        await until_text(page.locator(".facts"), "implicit: react.py")
+        await until_text(page.locator(".why"), "It is implicit")
+        lanes = await page.locator(".gantt-labels text").all_text_contents()
+        assert [text.strip() for text in lanes] == ["Thread", "planner (1)planner", "22"]
+        await until_text(page.get_by_role("table", name="Calls"), "planner (1)")
+
+    browser.visit(programs_url(stage), look)
+
+
 HOSTILE = (
     "<img src=x onerror=alert(1)>",
     "</script><script>alert(1)</script>",
@@ -217,6 +234,7 @@ def test_hostile_names_are_texts(stage: Stage, browser: BrowserThread, name: str
     headers = {
         "x-autellix-program-name": name,
         "x-autellix-thread-id": name,
+        "x-autellix-thread-name": name,
         "x-autellix-call-id": name[:200],
     }
     stage.call(name, **headers)

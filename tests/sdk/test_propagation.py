@@ -408,7 +408,7 @@ def test_process_that_serves_many_programs(agent: Agent, tmp_path: Path, method:
             answers.get() if name else process.join()
     """
     run_processes(agent, tmp_path, method, branch, after)
-    assert agent.programs() == {"root": "agent", "first": "agent", "end": "agent", "another": None}
+    assert agent.programs() == {"root": "agent", "first": "agent", "end": "agent", "another": "program.py"}
 
 
 @pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])

@@ -8,15 +8,22 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
+from autellix_backend.cli.program_name import is_implicit, shown_name
 from autellix_backend.observe.durations import seconds
 
 PLAIN_WIDTH = 200
 """The width of tables in a file or a pipe."""
 
+MAX_NAMES = 3
+"""Names of threads in a cell."""
+
 Shown = Mapping[str, Any]
 Columns = dict[str, Callable[[Shown], str]]
 """The text of a row's cell by heading."""
+
+HINT = 'implicit: calls outside of any program; to open one: `with autellix.program("name"):`'
 
 _STATE_STYLES = {"up": "green", "running": "green", "waiting": "yellow", "ending": "magenta"}
 _OF_ENDED = {"level": "-", "ratio": None, "active_calls": 0, "kv_share": None, "idle_s": 0.0}
@@ -38,7 +45,8 @@ def program_table(programs: Iterable[Shown], *, has_more: bool, is_wide: bool = 
     """Return a table with one line per program."""
     rows = [{**_OF_ENDED, "age_s": program.get("duration_s"), **program} for program in programs]
     table = _table(_COLUMNS | _WIDE_COLUMNS if is_wide else _COLUMNS, rows, "dim")
-    table.caption = "... and more (--limit)" if has_more else None
+    notes = ["... and more (--limit)"] * has_more + [HINT] * any(map(is_implicit, rows))
+    table.caption = "\n".join(notes) or None
     return table
 
 
@@ -54,7 +62,8 @@ def _table(columns: Columns, rows: Sequence[Shown], other_style: str) -> Table:
         table.add_column(heading, no_wrap=position > 0, overflow="ellipsis" if position else "fold")
     for row in rows:
         style = _STATE_STYLES.get(row["state"], other_style)
-        table.add_row(*(cell(row) for cell in columns.values()), style=style)
+        # Not a plain text, in which Rich looks for markup: clients choose ids and names.
+        table.add_row(*(Text(cell(row)) for cell in columns.values()), style=style)
     return table
 
 
@@ -73,6 +82,13 @@ def _share(name: str) -> Callable[[Shown], str]:
     return lambda row: "-" if row[name] is None else f"{100 * row[name]:.0f} %"
 
 
+def _threads(program: Shown) -> str:
+    """Return the number of threads and the names of some."""
+    names: Sequence[str] = program["thread_names"]
+    more = ", ..." if len(names) > MAX_NAMES else ""
+    return f"{program['threads']}" + (f" ({', '.join(names[:MAX_NAMES])}{more})" if names else "")
+
+
 def _active(engine: Shown) -> str:
     """Return the numbers of active and of all programs."""
     active, inactive = engine["active_programs"], engine["inactive_programs"]
@@ -86,7 +102,7 @@ def _working_set(engine: Shown) -> str:
 
 _COLUMNS: Columns = {
     "PROGRAM": _text("program_id"),
-    "NAME": _text("name"),
+    "NAME": lambda program: shown_name(program) or "-",
     "STATE": _text("state"),
     "LEVEL": _text("level"),
     "SERVICE": _time("service_s"),
@@ -97,7 +113,7 @@ _COLUMNS: Columns = {
 }
 _WIDE_COLUMNS: Columns = {
     "RATIO": lambda program: "-" if program["ratio"] is None else f"{program['ratio']:.1f}",
-    "THREADS": _text("threads"),
+    "THREADS": _threads,
     "KV": _share("kv_share"),
     "TOKENS IN/OUT": lambda program: f"{program['prompt_tokens']}/{program['output_tokens']}",
     "IDLE": lambda program: seconds(program["idle_s"]) if program["state"] == "idle" else "-",

@@ -7,6 +7,7 @@ import textwrap
 from typing import Any
 from urllib.parse import quote
 
+from autellix_backend.cli.program_name import shown_name
 from autellix_backend.cli.remote import RemoteGateway, add_remote_options, print_json
 from autellix_backend.observe.durations import seconds
 
@@ -31,15 +32,20 @@ def run(args: argparse.Namespace) -> int:
 
 def explanation(why: dict[str, Any]) -> str:
     """Return a gateway's explanation as text for a terminal."""
-    name = f" ({why['name']})" if why["name"] else ""
+    name = shown_name(why)
+    name = f" ({name})" if name else ""
     state = "has ended" if why["state"] == "ended" else f"is {why['state']}"
     lines = [f"Program {why['program_id']}{name} {state}.", *_wrapped(why["text"], "  ")]
     for call in why["calls"]:
-        lines += ["", f"Call {call['call_id']} of thread {call['thread_id']} is {call['state']}."]
+        lines += ["", f"Call {call['call_id']} of thread {_thread(call)} is {call['state']}."]
         lines += _wrapped(call["text"], "  ")
     if why["snapshot_age_s"] is not None:
         lines += ["", f"Based on an engine snapshot {seconds(why['snapshot_age_s'])} old."]
     return "\n".join(lines)
+
+
+def _thread(call: dict[str, Any]) -> str:
+    return f"{call['thread_id']} ({call['thread_name']})" if call["thread_name"] else str(call["thread_id"])
 
 
 def _wrapped(text: str, indent: str) -> list[str]:

@@ -124,6 +124,7 @@ def line_of(call: SettledCall) -> str:
         "program_name": start.name,
         "session_id": call.session_id,
         "thread_id": start.thread_id,
+        "thread_name": start.thread_name,
         "parents": start.parents,
         "tenant": call.tenant,
         "identity_source": call.identity_source,

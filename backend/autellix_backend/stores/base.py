@@ -36,13 +36,15 @@ class CallStart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     call_id: str
     program_id: str
     thread_id: str = "0"
+    thread_name: str | None = None
+    """Its name at the client, such as an agent's; several threads may have one name."""
     parents: tuple[str, ...] | None = None
     session_id: str | None = None
     name: str | None = None
     hint: Hint | None = None
     """What the client expects its program to need from this call on."""
     flags: tuple[str, ...] = ()
-    """Remarks on its identity: `implicit`, `truncated`."""
+    """Remarks on its identity (`autellix_wire.flags`)."""
     interceptions: tuple[tuple[str, float], ...] = ()
     """Tools that ran at the client since the calls this one depends on: name, seconds."""
     class_id: str | None = None

@@ -121,7 +121,7 @@ class TurnThread(ProgramThread):
 def turn_of(origin: ProgramThread, lender: ProgramThread) -> TurnThread:
     """Return a thread in the program and session of another one, with the id of a lender."""
     turn = TurnThread(origin.program, None if origin.frontier is None else (), session=origin.session)
-    turn.lender = lender
+    turn.lender, turn.name = lender, lender.thread_name
     return turn
 
 
@@ -169,7 +169,15 @@ def _ensure_history(agent: object, thread: ProgramThread) -> AgentHistory:
         while len(histories) >= MAX_HISTORIES:
             del histories[next(iter(histories))]
         history = histories[program_id] = AgentHistory(ProgramThread(thread.program, ()))
+        history.thread.name = _name_of(agent)
     return history
+
+
+def _name_of(agent: Any) -> str | None:
+    """Return the name that an agent's user knows: a team has agents of its own around the user's."""
+    member = getattr(agent, "_agent", None)
+    names = (getattr(member, "name", None), getattr(agent, "_name", None), agent.id.type)
+    return next((name for name in names if name and isinstance(name, str)), None)
 
 
 class Handling:

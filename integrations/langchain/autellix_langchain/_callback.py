@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from langchain_core.callbacks.base import BaseCallbackHandler
 
 from autellix.integration import safely
-from autellix_langchain._runs import open_runs
+from autellix_langchain._runs import name_branch, open_runs
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -47,7 +47,10 @@ class AutellixCallback(BaseCallbackHandler):
     ) -> None:
         """Open a program if this is a root run."""
         name = name or (serialized or {}).get("name")
-        safely(open_runs.start, run_id, name, (metadata or {}).get("thread_id"))
+        metadata = metadata or {}
+        safely(open_runs.start, run_id, name, metadata.get("thread_id"))
+        if name is not None and name == metadata.get("langgraph_node"):
+            safely(name_branch, name)
 
     def on_chain_end(self, outputs: Any, *, run_id: UUID, **kwargs: Any) -> None:
         """Close the program that the run has opened."""

@@ -91,6 +91,17 @@ def _application() -> str:
     return hashlib.sha256("\0".join(parts).encode(errors="surrogatepass")).hexdigest()[:8]
 
 
+def name_branch(node: str) -> None:
+    """Name the running thread after a graph's node, if it is the job of a step with several nodes.
+
+    A step with one node runs on the thread of the graph itself, which goes on to other nodes.
+    """
+    thread = running_thread()
+    starter = thread.ancestors[0]() if thread.ancestors else None
+    if starter is not None and starter.branch_point is not None and thread.frontier == thread.inherited:
+        thread.name = thread.name or node
+
+
 def _starting_frame() -> FrameType | None:
     """Return the frame of the code that starts a run, outside the callback machinery."""
     frame: FrameType | None = sys._getframe(1)

@@ -9,10 +9,12 @@ from autellix._faults import safely
 from autellix._ids import ids
 from autellix._programs.running import running_thread
 from autellix._propagation import propagation
+from autellix._scopes.scopes import quote_name
 from autellix._sessions.backends import FOREIGN, KEY_HEADERS, KNOWN, UNKNOWN, backends, key_headers
 from autellix._sessions.keeper import keeper
 from autellix._sessions.session import REGISTERED
 from autellix_wire import headers as names
+from autellix_wire.flags import IMPLICIT, TRUNCATED
 from autellix_wire.ids import format_interceptions, format_parents
 
 TYPE_CHECKING = False
@@ -20,11 +22,10 @@ if TYPE_CHECKING:
     from typing import Any
 
     from autellix._programs.program import ClientProgram
+    from autellix._programs.thread import ProgramThread
     from autellix._sessions.backends import Account, Backend, Credentials
     from autellix._sessions.session import ClientSession, Registration
 
-IMPLICIT = "implicit"
-TRUNCATED = "truncated"
 PROBE_WAIT_S = 0.05
 """How long the first call to a host that is not configured waits for its probe."""
 POLL_S = 0.001
@@ -256,17 +257,27 @@ def _make_headers(account: Account) -> tuple[dict[str, str], ClientSession]:
     }
     if program.name is not None:
         headers[names.PROGRAM_NAME] = program.name
+    if (thread_name := safely(_thread_name, thread)) is not None:
+        headers[names.THREAD_NAME] = thread_name
     _add_expectations(headers, program)
     if parents is not None:
         headers[names.PARENT_IDS] = format_parents(parents)
     interceptions = thread.take_interceptions()
     if interceptions:
         headers[names.INTERCEPTIONS] = format_interceptions(interceptions)
-    flags = [IMPLICIT] * program.is_implicit + [TRUNCATED] * thread.is_truncated
+    # A web request's program, for example, is implicit for frameworks, but has a scope.
+    is_outside = program.is_implicit and not program.open_scopes
+    flags = [IMPLICIT] * is_outside + [TRUNCATED] * thread.is_truncated
     thread.is_truncated = False
     if flags:
         headers[names.FLAGS] = ",".join(flags)
     return headers, session
+
+
+def _thread_name(thread: ProgramThread) -> str | None:
+    # Checked here, because users may rename tasks and threads at any time.
+    name = thread.thread_name
+    return None if name is None else quote_name(name)
 
 
 def _add_expectations(headers: dict[str, str], program: ClientProgram) -> None:

@@ -142,6 +142,8 @@ def start() -> None:
     backends.configure(_environment.configured_backends())
     name, program_id = _environment.program_of_process()
     programs.name_process(None if name is None else quote_name(name), program_id)
+    if programs.implicit.is_implicit:
+        programs.implicit.name = quote_name(_environment.script_name() or "")
     instrument()
 
 

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from autellix._sessions.session import ClientSession
 
 MAX_ANCESTORS = 4
+NUMBERED = frozenset({"Task", "Thread", "Greenlet"})
+"""The first words of names such as "Task-12" and "Thread-3 (run)"."""
 
 
 class ProgramThread:
@@ -39,6 +41,8 @@ class ProgramThread:
     """The scope that this one was opened in; it resumes when this one closes."""
     carrier: weakref.ref[Any] | None = None
     """The task or `threading.Thread` that this thread is attached to."""
+    name: str | None = None
+    """The name that a scope or a framework has given it."""
     frame: FrameType | None = None
     """The generator that opened this scope; the scope holds only while the generator runs."""
     branch_point: Progress | None = None
@@ -114,6 +118,21 @@ class ProgramThread:
             # Kept, because the program of a forked child starts another list.
             self._free_thread_ids = self.program.free_thread_ids
         return self._thread_id
+
+    @property
+    def thread_name(self) -> str | None:
+        """Its name, else that of the nearest ancestor with one: libraries make calls in tasks of theirs."""
+        above = (thread for reference in self.ancestors if (thread := reference()) is not None)
+        return next((name for thread in (self, *above) if (name := thread._own_name()) is not None), None)
+
+    def _own_name(self) -> str | None:
+        """Return its name, else that of its task or thread unless Python or AnyIO has made it up."""
+        if self.name is not None or self.carrier is None:
+            return self.name
+        carrier: Any = self.carrier()
+        # A task has a method, a thread an attribute.
+        name = carrier.get_name() if hasattr(carrier, "get_name") else getattr(carrier, "name", None)
+        return name if type(name) is str and not _is_made_up(name) else None
 
     def open_session(self) -> ClientSession | None:
         """Return the session that the user has opened around it, while that is open."""
@@ -270,3 +289,9 @@ class ProgramThread:
             self.is_truncated = True
             self.children = self.children[1:]
         self.children = [*self.children, child]
+
+
+def _is_made_up(name: str) -> bool:
+    kind, _, number = name.partition("-")
+    # AnyIO names tasks after functions, such as those inside a framework's.
+    return "<locals>" in name or (kind in NUMBERED and number.partition(" ")[0].isdigit())

@@ -67,7 +67,9 @@ class ThreadScope(Scope):
         parent = previous or running_thread()
         thread_id = None if self._name is None else parent.program.thread_id_of(self._name)
         # A branch that its parent joins: once it is closed, the parent's next call depends on its calls.
-        return parent.branch().nested_in(parent, thread_id)
+        thread = parent.branch().nested_in(parent, thread_id)
+        thread.name = self._name
+        return thread
 
 
 class BranchScope(Scope):
@@ -104,6 +106,7 @@ class SessionScope(Scope):
     def _open(self, previous: ProgramThread | None) -> ProgramThread:
         parent = previous or running_thread()
         thread = parent.branch().nested_in(parent, parent.thread_id)
+        thread.name = parent.thread_name
         thread.session = keeper.open(self._session_id, ends=self._ends)
         return thread
 
@@ -158,9 +161,10 @@ def quote_name(name: str) -> str | None:
 
     Characters outside printable ASCII become %XX.
     """
+    name = name.strip()[:MAX_ID_BYTES]
     if not (name.isascii() and name.isprintable()):
         from urllib.parse import quote
 
-        name = quote(name.strip(), safe=" !#$&'()*+,/:;=?@[]", errors="replace")
+        name = quote(name, safe=" !#$&'()*+,/:;=?@[]", errors="replace")
     # Once more after the cut, which may lie behind a blank.
-    return name.strip()[:MAX_ID_BYTES].strip() or None
+    return name[:MAX_ID_BYTES].strip() or None

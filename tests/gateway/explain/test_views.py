@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 from tests.gateway.snapshots import open_call, overview, program, snapshot, standing
+from tests.observe.settled_calls import settled_call
 
 from autellix_backend.core.config import SchedulerConfig
-from autellix_backend.gateway.explain.views import call_rows, critical_path_s, program_row
+from autellix_backend.gateway.explain.views import MAX_THREAD_NAMES, call_rows, critical_path_s, program_row
 from autellix_backend.gateway.tenancy.tenants import Tenant
 from autellix_backend.stores.base import CallEnd, CallStart, StoredCall
 
@@ -53,6 +54,33 @@ def test_an_idle_program_shows_the_level_of_its_next_call() -> None:
 
     assert (shown.state, shown.level, shown.idle_s, shown.kv_share) == ("idle", 3, 20.0, None)
     assert shown.service_s == 3.0
+
+
+def test_a_program_shows_the_threads_that_it_has_had() -> None:
+    """The names come from settled and open calls; a thread has its first name."""
+    settled = [
+        settled_call(call_id="1", thread_id="0", thread_name=None),
+        settled_call(call_id="2", thread_id="1", thread_name="planner", engine="replica-7"),
+        settled_call(call_id="3", thread_id="1", thread_name="renamed", engine="replica-8"),
+    ]
+    idle = program_row(program(active_calls=0), overview(), CONFIG, Tenant(), settled)
+    assert (idle.threads, idle.thread_names, idle.engines) == (2, ("planner",), ("replica-8",))
+
+    start = CallStart(key="key-1", call_id="4", program_id="p", thread_id="2", thread_name="critic")
+    present = overview(open_call("key-1", start=start))
+    busy = program_row(program(), present, CONFIG, Tenant(), settled)
+    assert (busy.threads, busy.thread_names, busy.engines) == (3, ("planner", "critic"), ("replica-0",))
+
+
+def test_a_program_of_another_gateway_shows_the_threads_of_its_running_calls() -> None:
+    shown = program_row(program(active_threads=4), overview(), CONFIG, Tenant())
+    assert (shown.threads, shown.thread_names, shown.engines) == (4, (), ())
+
+
+def test_the_names_of_a_row_are_bounded() -> None:
+    settled = [settled_call(thread_id=str(number), thread_name=f"name-{number}") for number in range(100)]
+    shown = program_row(program(), overview(), CONFIG, Tenant(), settled)
+    assert (shown.threads, len(shown.thread_names)) == (100, MAX_THREAD_NAMES)
 
 
 def test_a_policy_without_levels_has_one_level() -> None:

@@ -56,6 +56,7 @@ def test_all_headers_are_read() -> None:
         x_autellix_program_id=" p ",
         x_autellix_program_name="react",
         x_autellix_thread_id="3",
+        x_autellix_thread_name="planner",
         x_autellix_call_id="c",
         x_autellix_parent_ids="a,b",
         x_autellix_flags="implicit, truncated",
@@ -66,6 +67,7 @@ def test_all_headers_are_read() -> None:
         program="p",
         name="react",
         thread="3",
+        thread_name="planner",
         call="c",
         parents=("a", "b"),
         flags=("implicit", "truncated"),
@@ -80,11 +82,14 @@ def test_unknown_parents_differ_from_none() -> None:
     assert read(x_autellix_parent_ids="-").parents == ()
 
 
-@pytest.mark.parametrize("value", ["", " ", "\x00", "é", "x" * 257])
-def test_a_malformed_id_names_its_header(value: str) -> None:
+@pytest.mark.parametrize("value", ["", " ", "\x00", "é", "\x1b[31m", "x" * 257, "x" * 10_000])
+def test_a_malformed_id_or_name_names_its_header(value: str) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         read(x_autellix_call_id=value)
     assert caught.value.param == "X-Autellix-Call-ID"
+    with pytest.raises(InvalidRequestError) as caught:
+        read(x_autellix_thread_name=value)
+    assert caught.value.param == "X-Autellix-Thread-Name"
 
 
 def test_expectations_are_read() -> None:

@@ -74,7 +74,8 @@ class Chief(RoutedAgent):
             self.send_message(Ask("right"), AgentId("worker", "right")),
         )
         await self.send_message(Ask("then"), AgentId("worker", "left"))
-        await self.client.create([SystemMessage(content="answer")])
+        # In a task of its own, which has the agent's name all the same.
+        await asyncio.create_task(self.client.create([SystemMessage(content="answer")]))
         return Tell(text="done")
 
 
@@ -117,6 +118,15 @@ def test_replies_join(backend: RecordingBackend, client: OpenAIChatCompletionCli
         "after1": ("answer1",),
     }
     assert {call.program_name for call in backend.recorded} == {"core"}
+    agents = {call.content: call.thread_name for call in backend.recorded}
+    assert agents == {
+        "plan": "chief",
+        "left": "worker",
+        "right": "worker",
+        "then": "worker",
+        "answer": "chief",
+        "after": None,
+    }
 
 
 def test_published_messages_fork(

@@ -75,6 +75,7 @@ def test_round_robin_is_a_chain(backend: RecordingBackend, agent: MakeAgent, pla
     # An agent is a thread.
     threads = {label: call.thread_id for label, call in labelled(backend.recorded).items()}
     assert threads["a1"] == threads["a2"] != threads["b1"] == threads["b2"]
+    assert [call.thread_name for call in backend.recorded] == ["a", "b", "a", "b"]
 
 
 def test_streamed_answers_count_alike(backend: RecordingBackend, agent: MakeAgent, play: Play) -> None:
@@ -155,6 +156,8 @@ def test_selector_call_comes_before_the_agents(
     }
     calls = labelled(backend.recorded)
     assert len({calls[f"selector{number}"].thread_id for number in (1, 2, 3)}) == 1
+    assert {calls[f"selector{number}"].thread_name for number in (1, 2, 3)} == {"SelectorGroupChatManager"}
+    assert calls["a2"].thread_name == "a"
 
 
 def test_swarm_hands_off_in_a_chain(backend: RecordingBackend, agent: MakeAgent, play: Play) -> None:

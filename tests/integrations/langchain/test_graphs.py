@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 import pytest
+from tests.integrations.langchain.conftest import by_invoke, by_stream
 from tests.integrations.programs import load
 from tests.waiting import PATIENCE_S
 
@@ -126,6 +127,21 @@ async def test_branches_of_several_calls(make: Any, chat: ChatOpenAI, backend: R
     await compiled(nodes, DIAMOND, "diamond").ainvoke({"parts": []})
     assert backend.dag() == {"a": (), "b1": ("a",), "b2": ("b1",), "c": ("a",), "d": ("b2", "c")}
     assert len({call.thread_id for call in backend.recorded if call.content in "b1c"}) == 2
+
+
+def test_branches_are_named_after_their_nodes(
+    drive: Drive, chat: ChatOpenAI, backend: RecordingBackend
+) -> None:
+    """The thread of the graph itself goes from node to node, so it has no name."""
+    make = asks if drive in (by_invoke, by_stream) else asks_async
+    nodes = {name: make(chat, f"{name}1", f"{name}2") for name in "abcd"}
+    drive(compiled(nodes, DIAMOND, "diamond"), {"parts": []})
+    names = {call.content: call.thread_name for call in backend.recorded}
+    assert names == {
+        **dict.fromkeys(("a1", "a2", "d1", "d2")),
+        **dict.fromkeys(("b1", "b2"), "b"),
+        **dict.fromkeys(("c1", "c2"), "c"),
+    }
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])

@@ -139,6 +139,7 @@ class GatewayCall(QueuedCall):
             call_id=identity.call,
             program_id=identity.program,
             thread_id=identity.thread,
+            thread_name=identity.thread_name,
             parents=identity.parents,
             session_id=identity.session,
             name=identity.name,

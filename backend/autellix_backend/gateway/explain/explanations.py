@@ -25,6 +25,7 @@ class CallExplanation:
 
     call_id: str
     thread_id: str
+    thread_name: str | None = None
     engine: str
     state: OpenCallState
     text: str
@@ -63,6 +64,7 @@ class ProgramExplanation:
 
     program_id: str
     name: str | None
+    flags: tuple[str, ...]
     state: ProgramState
     policy: str
     text: str

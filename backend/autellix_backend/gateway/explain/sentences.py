@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from autellix_backend.core.balance import Placement
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.policies import make_policy
@@ -10,11 +12,22 @@ from autellix_backend.gateway.explain.overview import EngineView, ProgramState
 from autellix_backend.observe.durations import seconds
 from autellix_backend.reports.snapshot import CallSnapshot, EngineSnapshot
 from autellix_backend.stores.base import ProgramView
+from autellix_wire.flags import IMPLICIT
 
 
 def joined(*parts: str) -> str:
     """Return sentences as one text; empty ones are left out."""
     return " ".join(filter(None, parts))
+
+
+def implicit_text(flags: Iterable[str]) -> str:
+    """Return what an implicit program is, and how to open one; empty for other programs."""
+    if IMPLICIT not in flags:
+        return ""
+    return (
+        "It is implicit: its process made these calls outside of any program. "
+        'To open one: `with autellix.program("name"):`.'
+    )
 
 
 def program_text(

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.policies import make_policy
 from autellix_backend.gateway.calls.call import GatewayCall
 from autellix_backend.gateway.explain.overview import Overview, ProgramState
 from autellix_backend.gateway.tenancy.tenants import Tenant
+from autellix_backend.observe.settled_call import SettledCall
 from autellix_backend.reports.snapshot import CallSnapshot
-from autellix_backend.stores.base import ProgramView, StoredCall
+from autellix_backend.stores.base import CallStart, ProgramView, StoredCall
+
+MAX_THREAD_NAMES = 32
+"""Names of one program's threads that its row lists."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,8 +30,10 @@ class ProgramRow:
     session_ids: tuple[str, ...]
     flags: tuple[str, ...]
     engines: tuple[str, ...]
-    """The engines of its open calls."""
+    """The engines of its open calls, without any that of its last call."""
     threads: int
+    """Threads that have made calls, as far as this gateway knows them."""
+    thread_names: tuple[str, ...]
     active_calls: int
     finished_calls: int
     level: int
@@ -62,6 +69,7 @@ class CallRow:
 
     call_id: str
     thread_id: str
+    thread_name: str | None
     parents: tuple[str, ...] | None
     flags: tuple[str, ...]
     interceptions: tuple[ToolRow, ...]
@@ -86,10 +94,21 @@ _SO_FAR = ("service_s", "wait_s", "inherited_service_s", "level", "preemptions")
 _AT_END = ("outcome", "prompt_tokens", "cached_tokens", "output_tokens")
 
 
-def program_row(view: ProgramView, overview: Overview, config: SchedulerConfig, viewer: Tenant) -> ProgramRow:
-    """Return a program's line in the table, with ids as the viewer knows them."""
+def program_row(
+    view: ProgramView,
+    overview: Overview,
+    config: SchedulerConfig,
+    viewer: Tenant,
+    settled: Sequence[SettledCall] = (),
+) -> ProgramRow:
+    """Return a program's line in the table, with ids as the viewer knows them.
+
+    `settled` are its settled calls, as far as this gateway served them.
+    """
     state = overview.program_state(view)
     calls = overview.calls_of(view.program_id)
+    threads = threads_of(chain((call.start for call in settled), (call.start for call in calls)))
+    last_engine = (settled[-1].engine,) if settled else ()
     entries = [entry for call in calls if (entry := overview.in_engine(call)) is not None]
     return ProgramRow(
         program_id=viewer.shown(view.program_id),
@@ -97,8 +116,9 @@ def program_row(view: ProgramView, overview: Overview, config: SchedulerConfig, 
         state=state,
         session_ids=tuple(map(viewer.shown, view.session_ids)),
         flags=view.flags,
-        engines=tuple(overview.engines_of(view.program_id)),
-        threads=view.active_threads,
+        engines=tuple(overview.engines_of(view.program_id)) or last_engine,
+        threads=max(len(threads), view.active_threads),
+        thread_names=names_of(threads),
         active_calls=view.active_calls,
         finished_calls=view.finished_calls,
         level=_level(view, entries, config),
@@ -122,6 +142,19 @@ def call_rows(view: ProgramView, overview: Overview) -> tuple[CallRow, ...]:
     return tuple(
         _call_row(call, view.first_arrival_s, overview, open_calls.get(call.start.key)) for call in view.calls
     )
+
+
+def threads_of(starts: Iterable[CallStart]) -> dict[str, str | None]:
+    """Return the threads that have made calls, in the order of these, with their names."""
+    found: dict[str, str | None] = {}
+    for start in starts:
+        found[start.thread_id] = found.get(start.thread_id) or start.thread_name
+    return found
+
+
+def names_of(threads: Mapping[str, str | None]) -> tuple[str, ...]:
+    """Return the names of threads, each once, MAX_THREAD_NAMES at most."""
+    return tuple(islice(dict.fromkeys(filter(None, threads.values())), MAX_THREAD_NAMES))
 
 
 def critical_path_s(calls: Iterable[StoredCall]) -> float:
@@ -165,6 +198,7 @@ def _call_row(call: StoredCall, origin_s: float, overview: Overview, found: Gate
     return CallRow(
         call_id=start.call_id,
         thread_id=start.thread_id,
+        thread_name=start.thread_name,
         parents=start.parents,
         flags=start.flags,
         interceptions=tuple(ToolRow(tool=tool, duration_s=spent_s) for tool, spent_s in start.interceptions),

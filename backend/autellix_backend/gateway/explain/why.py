@@ -53,9 +53,10 @@ def explain_program(
     return ProgramExplanation(
         program_id=viewer.shown(view.program_id),
         name=view.name,
+        flags=view.flags,
         state=state,
         policy=config.policy,
-        text=sentences.joined(text, sentences.placement_text(placement)),
+        text=sentences.joined(text, sentences.placement_text(placement), sentences.implicit_text(view.flags)),
         idle_s=idle_s,
         snapshot_age_s=max(ages, default=None),
         calls=tuple(
@@ -72,6 +73,7 @@ def explain_call(
     explanation = CallExplanation(
         call_id=call.start.call_id,
         thread_id=call.start.thread_id,
+        thread_name=call.start.thread_name,
         engine=call.engine,
         state=overview.call_state(call),
         text=f"It is queued at the gateway: {why_queued}.",

@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from operator import attrgetter
 
 from autellix_backend.gateway.calls.call import GatewayCall
@@ -56,12 +57,18 @@ class PastProgram:
         """From its first arrival to its last answer."""
         return max((call.settled_s for call in self.calls), default=self.start_s) - self.start_s
 
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """The flags of its calls, each once."""
+        return tuple(dict.fromkeys(chain.from_iterable(call.start.flags for call in self.calls)))
+
 
 def _size_of(call: SettledCall) -> int:
     start = call.start
     texts = (
         start.call_id,
         start.thread_id,
+        start.thread_name or "",
         *(start.parents or ()),
         *(tool for tool, _ in start.interceptions),
     )

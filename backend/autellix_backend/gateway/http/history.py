@@ -12,6 +12,8 @@ from starlette.responses import Response
 
 from autellix_backend.gateway.errors import InvalidRequestError, NotFoundError
 from autellix_backend.gateway.explain.explanations import CallExplanation
+from autellix_backend.gateway.explain.sentences import implicit_text, joined
+from autellix_backend.gateway.explain.views import names_of, threads_of
 from autellix_backend.gateway.history.critical_path import Spent, spent, spent_text
 from autellix_backend.gateway.history.history import PastProgram
 from autellix_backend.gateway.history.spans import Span, spans
@@ -35,8 +37,10 @@ class EndedRow:
     name: str | None
     state: str
     """Always `ended`."""
+    flags: tuple[str, ...]
     engines: tuple[str, ...]
     threads: int
+    thread_names: tuple[str, ...]
     finished_calls: int
     began_at_s: float
     """Seconds since 1970."""
@@ -74,6 +78,7 @@ class TimelineCall:
 
     call_id: str
     thread_id: str
+    thread_name: str | None
     parents: tuple[str, ...] | None
     tools: tuple[tuple[str, float], ...]
     """Tools that ran at the client before it: name and seconds."""
@@ -113,6 +118,7 @@ class EndedExplanation:
 
     program_id: str
     name: str | None
+    flags: tuple[str, ...]
     state: str
     """Always `ended`."""
     text: str
@@ -160,7 +166,7 @@ async def show_ended(program_id: str, viewer: Viewer, _turn: Turn, program: Ende
 def _detail(program: PastProgram, viewer: Tenant) -> EndedDetail:
     return EndedDetail(
         **asdict(ended_row(program, viewer)),
-        text=spent_text(program),
+        text=ended_text(program),
         spent=spent(program),
         calls=tuple(finished_row(call, program.start_s) for call in program.calls),
     )
@@ -171,22 +177,31 @@ def explain_ended(program: PastProgram, viewer: Tenant) -> EndedExplanation:
     return EndedExplanation(
         program_id=viewer.shown(program.program_id),
         name=program.name,
+        flags=program.flags,
         state=ENDED,
-        text=spent_text(program),
+        text=ended_text(program),
         spent=spent(program),
     )
+
+
+def ended_text(program: PastProgram) -> str:
+    """Return where the time of an ended program went, in words."""
+    return joined(spent_text(program), implicit_text(program.flags))
 
 
 def ended_row(program: PastProgram, viewer: Tenant) -> EndedRow:
     """Return an ended program's row, with its id as the viewer knows it."""
     calls = program.calls
     usages = [usage for call in calls if (usage := call.answer_usage) is not None]
+    threads = threads_of(call.start for call in calls)
     return EndedRow(
         program_id=viewer.shown(program.program_id),
         name=program.name,
         state=ENDED,
+        flags=program.flags,
         engines=tuple(dict.fromkeys(call.engine for call in calls)),
-        threads=len({call.start.thread_id for call in calls}),
+        threads=len(threads),
+        thread_names=names_of(threads),
         finished_calls=len(calls) + program.left_out,
         began_at_s=program.began_at_s,
         ended_at_s=program.ended_at_s,
@@ -209,6 +224,7 @@ def finished_row(call: SettledCall, origin_s: float) -> TimelineCall:
     return TimelineCall(
         call_id=start.call_id,
         thread_id=start.thread_id,
+        thread_name=start.thread_name,
         parents=start.parents,
         tools=start.interceptions,
         engine=call.engine,

@@ -40,6 +40,7 @@ from autellix_wire.headers import (
     SESSION_ID,
     SESSION_TOKEN,
     THREAD_ID,
+    THREAD_NAME,
 )
 
 Schema = dict[str, Any]
@@ -61,6 +62,7 @@ class IdentityHeaders(BaseModel):
     session_token: str = _header(SESSION_TOKEN, "The proof that the session is the client's")
     program_name: Id = _header(PROGRAM_NAME, "The program's class")
     thread_id: Id = _header(THREAD_ID, "The branch inside the program")
+    thread_name: Id = _header(THREAD_NAME, "The branch's name, such as an agent's")
     call_id: Id = _header(CALL_ID, "This call; the same over retries")
     parents: str = _header(
         PARENT_IDS,

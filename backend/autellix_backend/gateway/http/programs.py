@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from autellix_backend.gateway.errors import InvalidRequestError
 from autellix_backend.gateway.explain.explanations import ProgramExplanation
-from autellix_backend.gateway.explain.overview import ProgramState
+from autellix_backend.gateway.explain.overview import Overview, ProgramState
 from autellix_backend.gateway.explain.views import (
     CallRow,
     ProgramRow,
@@ -31,6 +31,9 @@ from autellix_backend.gateway.http.parameters import (
     unknown_program,
 )
 from autellix_backend.gateway.http.refusals import refusals
+from autellix_backend.gateway.tenancy.tenants import Tenant
+from autellix_backend.gateway.wiring import Components
+from autellix_backend.stores.base import ProgramView
 from autellix_wire.paths import PROGRAMS_PATH
 
 MAX_PAGES = 80
@@ -87,7 +90,7 @@ async def list_programs(
             raise InvalidRequestError(f"after: {error}", param="after") from error
         for view in page.programs:
             if is_shown(view) and (state is None or overview.program_state(view) is state):
-                rows.append(program_row(view, overview, parts.settings.scheduler, viewer))
+                rows.append(_row(view, overview, parts, viewer))
             await turn.pause()
         cursor = page.cursor
         if cursor is None or len(rows) == limit:
@@ -122,7 +125,13 @@ async def show_program(
     if view is None:
         raise unknown_program(program_id)
     return ProgramDetail(
-        **asdict(program_row(view, overview, parts.settings.scheduler, viewer)),
+        **asdict(_row(view, overview, parts, viewer)),
         critical_path_s=critical_path_s(view.calls),
         calls=call_rows(view, overview),
     )
+
+
+def _row(view: ProgramView, overview: Overview, parts: Components, viewer: Tenant) -> ProgramRow:
+    recorded = parts.history.living(view.program_id)
+    settled = () if recorded is None else recorded.calls
+    return program_row(view, overview, parts.settings.scheduler, viewer, settled)

@@ -43,6 +43,7 @@ class ProgramTimeline:
 
     program_id: str
     name: str | None
+    flags: tuple[str, ...]
     state: str
     began_at_s: float
     """Seconds since 1970."""
@@ -97,6 +98,7 @@ def timeline_of(
     return ProgramTimeline(
         program_id=shown_id,
         name=program.name,
+        flags=program.flags,
         state=state,
         began_at_s=program.began_at_s,
         duration_s=program.duration_s,

@@ -42,6 +42,7 @@ from autellix_wire.headers import (
     PARENT_IDS,
     PROGRAM_NAME,
     SESSION_ID,
+    THREAD_NAME,
 )
 from autellix_wire.ids import InvalidIdError, check_id, parse_interceptions, parse_parents
 
@@ -58,6 +59,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     program: str
     name: str | None
     thread: str
+    thread_name: str | None = None
     call: str
     parents: tuple[str, ...] | None
     flags: tuple[str, ...]
@@ -106,6 +108,7 @@ def read_identity(headers: Mapping[str, str], fields: Fields, new_id: str) -> Id
             program=aliases.program or call,
             name=_read(headers, PROGRAM_NAME),
             thread=aliases.thread or aliases.agent or MAIN_THREAD,
+            thread_name=_read(headers, THREAD_NAME),
             call=call,
             parents=parse_parents(headers.get(PARENT_IDS.lower()), PARENT_IDS),
             flags=_flags(headers),

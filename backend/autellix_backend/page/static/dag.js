@@ -1,7 +1,7 @@
 // The dependencies of calls, from left to right by depth, with a bold critical path.
 
 import { el, setText, svg } from "./dom.js";
-import { count, oneOrMany, shortened } from "./format.js";
+import { count, oneOrMany, shortened, threadName } from "./format.js";
 
 export const MOST_NODES = 400;
 const RADIUS = 6;
@@ -58,7 +58,7 @@ export class Dag {
       const state = call.outcome === null ? "open" : call.outcome === "ok" ? "" : "failed";
       const label = step.letters ? svg("text", { x: x - RADIUS, y: y + RADIUS + 11 }, shortened(call.call_id, step.letters)) : null;
       return [label, svg("circle", { class: `node ${state} ${path.has(call.call_id) ? "on-path" : ""}`, cx: x, cy: y, r: RADIUS, "data-call": call.call_id },
-        svg("title", {}, `${call.call_id}, thread ${call.thread_id}`))];
+        svg("title", {}, `${call.call_id}, thread ${threadName(call)}`))];
     });
     this.chart.replaceChildren(svg("svg", { width, height, role: "img", "aria-label": `${oneOrMany(calls.length, "call")} in ${oneOrMany(columns, "layer")}; the table below names the parents of each` }, lines, nodes));
     setText(this.note, timeline.calls.length > calls.length ? `The first ${count(calls.length)} of ${count(timeline.calls.length)} calls are drawn.` : "");

@@ -37,6 +37,16 @@ export function oneOrMany(number, noun) {
   return `${count(number)} ${noun}${number === 1 ? "" : "s"}`;
 }
 
+// A program's name; an implicit one is that of a process that opened no program.
+export function programName({ name, flags }) {
+  if (!(flags ?? []).includes("implicit")) return name ?? UNKNOWN;
+  return name ? `implicit: ${name}` : "implicit";
+}
+
+export function threadName({ thread_id: id, thread_name: name }) {
+  return name ? `${name} (${id})` : id;
+}
+
 export function shortened(text, letters) {
   return text.length > letters ? `${text.slice(0, letters - 1)}…` : text;
 }

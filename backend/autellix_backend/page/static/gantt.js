@@ -1,7 +1,7 @@
 // The calls of a program over time: a lane for each thread, a bar for each call, its parts in colours.
 
 import { el, setText, svg } from "./dom.js";
-import { count, oneOrMany, seconds, shortened, ticks, wholeSeconds } from "./format.js";
+import { count, oneOrMany, seconds, shortened, threadName, ticks, wholeSeconds } from "./format.js";
 
 export const MOST_BARS = 2000;
 const LABEL_WIDTH = 130;
@@ -35,7 +35,7 @@ export function toolSeconds(call) {
 export function laneOf(calls, now) {
   const threads = new Map();
   for (const call of calls) {
-    const rows = threads.get(call.thread_id) ?? { ends: [], calls: [] };
+    const rows = threads.get(call.thread_id) ?? { ends: [], calls: [], name: null };
     threads.set(call.thread_id, rows);
     const start = call.start_s - toolSeconds(call);
     let row = rows.ends.findIndex((end) => end <= call.start_s + 1e-6 && end <= Math.max(start, 0) + 1e-3);
@@ -43,13 +43,14 @@ export function laneOf(calls, now) {
     if (row < 0) row = rows.ends.push(0) - 1;
     rows.ends[row] = callEnd(call, now);
     rows.calls.push([call, row]);
+    rows.name ??= call.thread_name;
   }
   const places = new Map();
   const lanes = [];
   let top = 0;
-  for (const [thread, { ends, calls: placed }] of threads) {
+  for (const [thread, { ends, calls: placed, name }] of threads) {
     for (const [call, row] of placed) places.set(call, top + row);
-    lanes.push({ thread, top, rows: ends.length });
+    lanes.push({ thread, name, top, rows: ends.length });
     top += ends.length;
   }
   return { places, lanes, rows: top };
@@ -168,7 +169,7 @@ function stripes() {
 
 function labelsOf(lanes, height) {
   const texts = lanes.lanes.map((lane) => {
-    return svg("text", { x: 8, y: AXIS_PIXELS + lane.top * ROW_HEIGHT + 13 }, svg("title", {}, lane.thread), shortened(lane.thread, LABEL_LETTERS));
+    return svg("text", { x: 8, y: AXIS_PIXELS + lane.top * ROW_HEIGHT + 13 }, svg("title", {}, threadName({ thread_id: lane.thread, thread_name: lane.name })), shortened(lane.name ?? lane.thread, LABEL_LETTERS));
   });
   return svg("svg", { width: LABEL_WIDTH, height, "aria-hidden": "true" }, svg("text", { x: 8, y: 13 }, "Thread"), texts);
 }
@@ -201,7 +202,7 @@ export function describeCall(call, now) {
   const parts = [...sums].map(([kind, spent]) => `${seconds(spent)} ${PART_NAMES[kind]}`);
   const tools = call.tools.map(([name, spent]) => `${name} ${seconds(spent)}`);
   return [
-    `${call.call_id}: ${call.outcome ?? call.state}, thread ${call.thread_id}`,
+    `${call.call_id}: ${call.outcome ?? call.state}, thread ${threadName(call)}`,
     `from ${seconds(call.start_s)}, ${seconds(callEnd(call, now) - call.start_s)}`,
     ...parts,
     tools.length ? `after ${tools.join(", ")}` : null,

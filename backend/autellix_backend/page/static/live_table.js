@@ -1,5 +1,7 @@
 // The living programs: a listing, updated by events. Plain data in, plain data out.
 
+import { programName } from "./format.js";
+
 export class LivePrograms {
   constructor() {
     this.rows = new Map();
@@ -38,7 +40,7 @@ export class LivePrograms {
 
 function newRow(event, atMs) {
   return {
-    program_id: event.program_id, name: event.name, state: "running", engines: [], threads: 1, active_calls: 0,
+    program_id: event.program_id, name: event.name, state: "running", engines: [], flags: [], threads: 1, active_calls: 0,
     finished_calls: 0, level: event.level, service_s: 0, wait_s: 0, ratio: null, kv_share: null,
     prompt_tokens: 0, cached_tokens: 0, output_tokens: 0, age_s: 0, idle_s: 0, seenMs: atMs,
   };
@@ -62,6 +64,6 @@ export function ageOf(row, nowMs) {
 // Whether a program has all words of a search in its id, name, state or engines.
 export function isFound(row, words) {
   if (!words.length) return true;
-  const text = `${row.program_id}\n${row.name ?? ""}\n${row.state}\n${(row.engines ?? []).join("\n")}`.toLowerCase();
+  const text = `${row.program_id}\n${programName(row)}\n${row.state}\n${(row.engines ?? []).join("\n")}`.toLowerCase();
   return words.every((word) => text.includes(word));
 }

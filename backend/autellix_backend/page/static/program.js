@@ -2,7 +2,7 @@
 
 import { Dag } from "./dag.js";
 import { apart, el, factList, legendOf, setText, svg } from "./dom.js";
-import { clockTime, count, oneOrMany, seconds, share, UNKNOWN } from "./format.js";
+import { clockTime, count, oneOrMany, programName, seconds, share, threadName, UNKNOWN } from "./format.js";
 import { callEnd, Gantt, PART_NAMES, STRIPED } from "./gantt.js";
 import { noAnswer, pauseFor } from "./programs.js";
 import { LongTable } from "./table.js";
@@ -47,7 +47,7 @@ export class ProgramView {
     const length = (call) => callEnd(call, this.now) - call.start_s;
     return [
       { key: "call_id", title: "Call", value: (call) => call.call_id, text: (call) => call.call_id },
-      { key: "thread_id", title: "Thread", value: (call) => call.thread_id, text: (call) => call.thread_id },
+      { key: "thread_id", title: "Thread", value: threadName, text: threadName },
       { key: "state", title: "State", value: (call) => call.outcome ?? call.state, text: (call) => call.outcome ?? call.state },
       number("start_s", "Start", (call) => call.start_s, (call) => seconds(call.start_s), "From the program's first arrival"),
       number("length", "Took", length, (call) => seconds(length(call)), "From its arrival to its answer, or to now"),
@@ -136,7 +136,7 @@ export class ProgramView {
 }
 
 function wordsOf({ text, calls, more }) {
-  const rows = calls.map((call) => el("li", {}, el("strong", {}, apart(call.call_id)), ` (thread ${call.thread_id}) is ${call.state}. ${call.text}`));
+  const rows = calls.map((call) => el("li", {}, el("strong", {}, apart(call.call_id)), ` (thread ${threadName(call)}) is ${call.state}. ${call.text}`));
   if (more > 0) rows.push(el("li", {}, `${oneOrMany(more, "more call")} ${more === 1 ? "is" : "are"} open.`));
   return [el("p", {}, text), rows.length ? el("ul", {}, rows) : null].filter(Boolean);
 }
@@ -146,7 +146,7 @@ function factsOfProgram(timeline) {
   const prompt = sum((call) => call.prompt_tokens);
   const cached = sum((call) => call.cached_tokens);
   return factList([
-    ["Name", timeline.name],
+    ["Name", programName(timeline)],
     ["Began", clockTime(timeline.began_at_s)],
     [timeline.state === "ended" ? "Took" : "So far", seconds(timeline.duration_s)],
     ["Calls", count(timeline.calls.length + timeline.left_out)],

@@ -1,7 +1,7 @@
 // The table of programs: living ones by the event feed, and those that have ended.
 
 import { el, setText } from "./dom.js";
-import { clockTime, count, factor, oneOrMany, seconds, share, UNKNOWN, wholeSeconds } from "./format.js";
+import { clockTime, count, factor, oneOrMany, programName, seconds, share, UNKNOWN, wholeSeconds } from "./format.js";
 import { ageOf, isFound, LivePrograms } from "./live_table.js";
 import { LongTable } from "./table.js";
 
@@ -16,7 +16,7 @@ const programLink = (row) => `#/program/${encodeURIComponent(row.program_id)}`;
 
 const NAMED = [
   { key: "program_id", title: "Program", value: (row) => row.program_id, text: (row) => row.program_id, link: programLink },
-  { key: "name", title: "Name", value: (row) => row.name ?? "", text: (row) => row.name ?? UNKNOWN },
+  { key: "name", title: "Name", value: programName, text: programName },
 ];
 
 const TOKENS = {
@@ -33,6 +33,7 @@ const LIVE_COLUMNS = [
   number("ratio", "Ratio", (row) => row.ratio, factor, "Waiting over service", true),
   number("active_calls", "Open", (row) => row.active_calls, count, "Calls that wait or run"),
   number("finished_calls", "Done", (row) => row.finished_calls, count, "Calls that were answered"),
+  number("threads", "Threads", (row) => row.threads, count, "Branches that made calls", true),
   number("kv_share", "KV", (row) => row.kv_share, share, "Share of its engines' KV blocks that its calls hold", true),
   TOKENS,
   number("age", "Age", (row) => ageOf(row, Date.now()), wholeSeconds, "Since its first call", true),
