@@ -16,8 +16,10 @@ MODEL = os.environ.get("MODEL", "autellix.demo-model")
 def take_turn(conversation, history, text):
     """Answer one message; the turns of a conversation may come from different requests or threads."""
     history.append({"role": "user", "content": text})
-    # `ends=False`: the program stays open between turns, and its service counts over all of them.
-    with autellix.session(conversation), autellix.program("chat", id=f"{conversation}-chat", ends=False):
+    # `ends=False`, twice: the session that ends would end its programs, and the service of the program counts
+    # over all turns.
+    session = autellix.session(conversation, ends=False)
+    with session, autellix.program("chat", id=f"{conversation}-chat", ends=False):
         answer = client.chat.completions.create(model=MODEL, messages=history, max_tokens=32)
     history.append({"role": "assistant", "content": answer.choices[0].message.content})
     return history[-1]["content"]
