@@ -3,13 +3,16 @@
     python benchmarks/soak_admission.py [--minutes 60] [--seed 0] [--store redis://...] [--json FILE]
 
 Starts `autellix serve demo` as users do, with its default policy and two vLLM engines whose KV memory holds a
-few contexts, and three tenants. Agents run programs of many shapes: with ends and without, with clients that
-leave in mid-call, long tool gaps, parallel branches, contexts that fill nearly all memory, and a fresh id for
-each call. At seeded moments an engine is killed or stopped for some seconds; the backend restarts it.
+few contexts, and three tenants; what does not fit goes to host memory, which is scarce too. Agents run
+programs of many shapes: with ends and without, with clients that leave in mid-call, long tool gaps, contexts
+that grow for tens of calls, parallel branches, contexts that fill nearly all memory, and a fresh id for each
+call. At seeded moments an engine is killed or stopped for some seconds and the backend restarts it, or its
+prefix cache is reset.
 
 Afterwards every call must have been answered, or left by its client, or lost with its engine; no call may
-have taken longer than the bound; no engine may have stood still with calls; and nothing may be left: no open
-call, no held-back request, no KV block in use, no program in the table. The exit code is 1 otherwise.
+have taken longer than the bound; no engine may have stood still with calls, or have kept calls waiting while
+none ran; no engine may have grown by more than its host memory; and nothing may be left: no open call, no
+held-back request, no KV block in use, no program in the table. The exit code is 1 otherwise.
 """
 
 from __future__ import annotations
@@ -56,9 +59,13 @@ PROGRAM_IDLE_S = 60.0
 MIN_UP_S = 20.0
 """An engine is harmed only once all have been up for so long: two deaths at once are another test."""
 FREEZE_S = (3.0, 12.0)
-HARMS = ("kill server", "kill core", "freeze core")
+HARMS = ("kill server", "kill core", "freeze core", "reset")
 STILL_S = 20.0
 """An engine with calls that makes no step for longer stands still, unless it was harmed."""
+IDLE_S = 2.0
+"""An engine may keep calls waiting for so long while none runs, and for the age of a sample."""
+GROWTH_BYTES = 256 << 20
+"""What an engine may grow by, besides its host memory."""
 RECOVERY_S = 60.0
 """How long after an engine is back calls may still be lost with it, or wait for it (`recovery_wait_s`)."""
 REST_S = 60.0
@@ -116,6 +123,15 @@ def shapes(kv_tokens: int) -> Mapping[str, Shape]:
                 gap_s=(0.2, 4.0),
                 list_tokens=kv_tokens // 5,
                 endings=("final", "delete", "never"),
+            ),
+            "growing": Shape(
+                share=3,
+                calls=(15, 40),
+                first_tokens=(200, 500),
+                added_tokens=(40, 200),
+                output_tokens=(4, 24),
+                gap_s=(0.3, 8.0),
+                list_tokens=kv_tokens // 10,
             ),
             "branches": Shape(share=3, calls=(2, 4), first_tokens=(300, 1200), width=4),
             "patient": Shape(share=2, calls=(2, 4), first_tokens=(400, 1500), gap_s=(15.0, 60.0)),
@@ -320,10 +336,20 @@ class Watch:
     most_inactive: int = 0
     still: dict[str, tuple[int, float]] = dataclasses.field(default_factory=dict)
     """By engine with calls: its step, and since when it is at that."""
+    idle: dict[str, float] = dataclasses.field(default_factory=dict)
+    """By engine whose calls all wait: since when."""
+    longest_idle_s: float = 0.0
     standstills: list[str] = dataclasses.field(default_factory=list)
     log_lines: set[str] = dataclasses.field(default_factory=set)
     memory: list[tuple[int, int]] = dataclasses.field(default_factory=list)
     """Settled calls and bytes of the gateway."""
+    engine_bytes: dict[int, tuple[int, int]] = dataclasses.field(default_factory=dict)
+    """By process of an engine: what it took when it was first seen, and at most."""
+
+    @property
+    def engine_growth_bytes(self) -> int:
+        """What an engine grew by at most."""
+        return max((most - first for first, most in self.engine_bytes.values()), default=0)
 
     def share(self, name: str) -> float:
         """Return the share of the samples of this kind."""
@@ -343,12 +369,16 @@ class Soak:
         self._watch = Watch()
         self._harms: list[Harm] = []
         self._backend = BackendProcess("soak", "demo", self._settings(), folder)
+        self._resets: Counter[int] = Counter()
+        """Of prefix caches, by the status of the answer."""
         self._up_since_s = 0.0
 
     async def run(self) -> dict[str, Any]:
         """Run it; return its findings."""
         # Where the engines' logs lie.
         os.environ["AUTELLIX_CACHE_DIR"] = str(self._folder)
+        # Without it engines have no path that resets the prefix cache.
+        os.environ["VLLM_SERVER_DEV_MODE"] = "1"
         with self._backend:
             self._backend.launch()
             await asyncio.to_thread(self._backend.wait_ready)
@@ -368,6 +398,7 @@ class Soak:
             "engine": {
                 "replicas": REPLICAS,
                 "max_num_seqs": SLOTS,
+                "kv_host_gib": options.host_gib,
                 "extra_args": [
                     *("--block-size", str(BLOCK_TOKENS)),
                     *("--num-gpu-blocks-override", str(options.kv_blocks)),
@@ -438,7 +469,16 @@ class Soak:
                 # The gateway is the only child of its guard.
                 (gateway,) = self._guard().children()
                 self._watch.memory.append((settled, gateway.memory_info().rss))
+                self._weigh_engines()
             await asyncio.sleep(SAMPLE_S)
+
+    def _weigh_engines(self) -> None:
+        for process in self._guard().children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                if "EngineCore" in " ".join(process.cmdline()):
+                    taken = process.memory_info().rss
+                    first, most = self._watch.engine_bytes.get(process.pid, (taken, taken))
+                    self._watch.engine_bytes[process.pid] = first, max(most, taken)
 
     def _see(self, row: Mapping[str, Any], now: float) -> None:
         """Note one sample of an engine, and whether it has calls and makes no step."""
@@ -446,8 +486,13 @@ class Soak:
         watch.samples["all"] += 1
         if row["state"] != "up" or row["open_calls"] <= row["queued_calls"]:
             watch.still.pop(name, None)
+        if row["state"] != "up" or row["running"] or not row["waiting"]:
+            watch.idle.pop(name, None)
         if row["state"] != "up":
             return
+        idle_since_s = watch.idle.setdefault(name, now) if row["waiting"] and not row["running"] else now
+        if now - idle_since_s > watch.longest_idle_s and not self._was_harmed(idle_since_s, now, name):
+            watch.longest_idle_s = now - idle_since_s
         if row["active_programs"] is not None:
             watch.samples["inactive"] += row["inactive_programs"] > 0
             watch.most_inactive = max(watch.most_inactive, row["inactive_programs"])
@@ -488,6 +533,10 @@ class Soak:
             await asyncio.sleep(SAMPLE_S)
 
     async def _harm_one(self, http: aiohttp.ClientSession, row: Mapping[str, Any], kind: str) -> None:
+        if kind == "reset":
+            async with http.post(row["base_url"] + "/reset_prefix_cache") as response:
+                self._resets[response.status] += 1
+            return
         server, core = self._processes(row["base_url"].rpartition(":")[2])
         harm = Harm(row["name"], kind, time.monotonic())
         self._harms.append(harm)
@@ -565,6 +614,9 @@ class Soak:
             "endings": dict(self._notes.endings),
             "answered by": dict(Counter(call.engine for call in calls if call.outcome == "answered")),
             "harms": dict(Counter(harm.kind for harm in self._harms)),
+            "resets, by status": dict(self._resets),
+            "longest wait while none ran, s": round(watch.longest_idle_s, 1),
+            "most growth of an engine, MiB": watch.engine_growth_bytes >> 20,
             "longest call of each shape, s": longest_s,
             "p50, p99 of calls, s": [round(took_s[int(part * len(took_s))], 2) for part in (0.5, 0.99)],
             "samples with inactive programs": watch.share("inactive"),
@@ -593,6 +645,12 @@ class Soak:
         found += [line for line in sorted(watch.log_lines) if not self._is_expected(line)]
         if left:
             found.append(f"left: {left}")
+        if watch.longest_idle_s > IDLE_S + 2 * SAMPLE_S:
+            found.append(f"calls waited for {watch.longest_idle_s:.1f} s while none ran")
+        if watch.engine_growth_bytes > self._options.host_gib * (1 << 30) + GROWTH_BYTES:
+            found.append(f"an engine grew by {watch.engine_growth_bytes >> 20} MiB")
+        if set(self._resets) - {200}:
+            found.append(f"resets of prefix caches: {dict(self._resets)}")
         if not watch.samples["inactive"]:
             found.append("admission never acted: no program was ever inactive")
         if not watch.samples["boost"]:
@@ -613,6 +671,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--agents", type=int, default=8, help="agents of each tenant, one program each")
     parser.add_argument("--kv-blocks", type=int, default=161, help=f"of {BLOCK_TOKENS} tokens, per engine")
     parser.add_argument("--bound", type=float, default=240.0, help="the longest a call may take, s")
+    parser.add_argument("--host-gib", type=float, default=0.03, help="host memory of an engine; 0: none")
     harm_help = "mean time between two harms of an engine, s; 0 for none"
     parser.add_argument("--harm-every", type=float, default=150.0, help=harm_help)
     parser.add_argument("--store", default="memory://", help="process table, as of `autellix serve`")
