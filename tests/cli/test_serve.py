@@ -351,7 +351,7 @@ def test_the_demo_model_is_generated_on_demand(tmp_path: Path, monkeypatch: pyte
     assert built[0].parent == tmp_path
     assert replica.served_model_name == "autellix.demo-model"
     assert command[command.index("--max-num-seqs") + 1] == "3"
-    assert replica.log.path == tmp_path / "logs" / "replica-0-0.log"
+    assert replica.log.path == tmp_path / "logs" / f"replica-0-pid{os.getpid()}.log"
 
 
 def test_a_misspelt_variable_is_named_at_the_start(

@@ -95,7 +95,9 @@ class VllmReplica:
         self._host = host
         self.environment = environment
         self._shutdown_timeout_s = shutdown_timeout_s
-        self.log = ServerLog(settings.engine.log_dir / f"{name}-{settings.gateway.port}.log")
+        # Gateways that let the system choose their port must not share a file.
+        owner = settings.gateway.port or f"pid{os.getpid()}"
+        self.log = ServerLog(settings.engine.log_dir / f"{name}-{owner}.log")
         self._server = tuple(server)
         self._socket_folder = Path(tempfile.gettempdir()) / f"autellix-{uuid.uuid4().hex[:12]}"
         self._report_address = report_address or f"{IPC}{self._socket_folder}/reports"
