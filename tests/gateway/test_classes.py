@@ -11,9 +11,18 @@ from autellix_backend.gateway.classes import LEAST_PROGRAMS, ProgramClasses, cla
 from autellix_backend.stores.base import CallStart, ProgramEnd
 
 
-def begin(classes: ProgramClasses, program: str, name: str | None = "chat", tenant: str = "") -> str:
-    known = None if name is None else class_id(tenant, name)
-    return classes.on_call_begun(CallStart(key=program, call_id="c", program_id=program, class_id=known))
+def begin(
+    classes: ProgramClasses,
+    program: str,
+    kind: str | None = "chat",
+    tenant: str = "",
+    *,
+    offers_tools: bool = True,
+    name: str | None = None,
+) -> str:
+    known = None if kind is None else class_id(tenant, kind)
+    start = CallStart(key=program, call_id="c", program_id=program, class_id=known, name=name)
+    return classes.on_call_begun(start, offers_tools=offers_tools)
 
 
 def test_the_spread_is_that_of_a_tenants_ended_programs() -> None:
@@ -32,12 +41,43 @@ def test_the_spread_is_that_of_a_tenants_ended_programs() -> None:
 def test_the_first_call_decides_the_class_until_the_program_ends() -> None:
     classes = ProgramClasses()
     begin(classes, "p", None)
-    assert ("p" in classes, len(classes)) == (False, 0)
+    assert (classes.is_open("p", offers_tools=False), len(classes)) == (True, 0)
     assert [begin(classes, "p", name) for name in ("chat", "tree", None)] == ["/chat"] * 3
     assert len(classes) == 1
     classes.on_program_ended(ProgramEnd(program_id="p", work=7.0))
     classes.on_program_ended(ProgramEnd(program_id="unknown"))
     assert (begin(classes, "p", None), len(classes)) == ("", 0)
+
+
+def test_a_side_call_without_tools_decides_the_class_until_one_with_tools_comes() -> None:
+    classes = ProgramClasses()
+    assert begin(classes, "p", "title", offers_tools=False) == "/title"
+    assert begin(classes, "p", "summary", offers_tools=False) == "/title"
+    assert begin(classes, "p", "agent") == "/agent"
+    assert begin(classes, "p", "title", offers_tools=False) == "/agent"
+    assert begin(classes, "p", "sub-agent") == "/agent"
+    classes.on_program_ended(ProgramEnd(program_id="p"))
+    assert begin(classes, "p", "title", offers_tools=False) == "/title"
+    classes.on_program_ended(ProgramEnd(program_id="p"))
+    assert not classes._provisional
+
+
+def test_a_name_decides_the_class_with_any_call() -> None:
+    classes = ProgramClasses()
+    assert begin(classes, "p", "react", offers_tools=False, name="react") == "/react"
+    assert begin(classes, "p", "prompt-1") == "/react"
+
+
+async def test_the_class_of_an_agent_that_asks_for_a_title_first_is_its_own(serve: Any) -> None:
+    tools = [{"type": "function", "function": {"name": "read"}}]
+    messages = [{"role": "system", "content": "You are an agent."}, *HELLO["messages"]]
+    async with serve(policy="boost") as rig:
+        await rig.chat(messages=messages, tools=tools)
+        await rig.chat({"X-Session-ID": "s"}, messages=[{"role": "system", "content": "Make a title."}])
+        await rig.chat({"X-Session-ID": "s"}, messages=messages, tools=tools)
+        await rig.chat({"X-Session-ID": "s"}, messages=[{"role": "system", "content": "Make a title."}])
+        plain, title, agent, again = (call.xargs["autellix_class"] for call in rig.engine.calls)
+    assert title != agent == plain == again
 
 
 @pytest.mark.parametrize(("has_prompt", "name"), [(True, "/prompt-"), (False, "/unnamed")])

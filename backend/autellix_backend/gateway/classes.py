@@ -22,6 +22,8 @@ class ProgramClasses:
     def __init__(self) -> None:
         self._classes: dict[str, str] = {}
         """The class ids of live programs."""
+        self._provisional: set[str] = set()
+        """Live programs whose class a call with tools would decide."""
         self._sizes: defaultdict[str, SizeSpread] = defaultdict(SizeSpread)
         """By tenant: tenants do not inform each other."""
 
@@ -29,18 +31,26 @@ class ProgramClasses:
         """Return the number of live programs."""
         return len(self._classes)
 
-    def __contains__(self, program_id: object) -> bool:
-        """Return whether the class of a program is known."""
-        return program_id in self._classes
+    def is_open(self, program_id: str, *, offers_tools: bool) -> bool:
+        """Return whether a call decides the class of its program.
 
-    def on_call_begun(self, start: CallStart) -> str:
-        """Follow a program from its first call here on, which decides its class; return the class's id."""
-        if start.class_id is not None:
-            self._classes.setdefault(start.program_id, start.class_id)
-        return self._classes.get(start.program_id, "")
+        That is the first call here, or the first one with tools: a side call for a title has none.
+        """
+        return program_id not in self._classes or (offers_tools and program_id in self._provisional)
+
+    def on_call_begun(self, start: CallStart, *, offers_tools: bool) -> str:
+        """Follow a program, with the class that its call states if that decides it; return the class's id."""
+        program_id = start.program_id
+        if start.class_id is not None and self.is_open(program_id, offers_tools=offers_tools):
+            self._classes[program_id] = start.class_id
+            self._provisional.discard(program_id)
+            if not (offers_tools or start.name):
+                self._provisional.add(program_id)
+        return self._classes.get(program_id, "")
 
     def on_program_ended(self, end: ProgramEnd) -> None:
         """Add the size of an ended program to its tenant's; one without a class or work has no size."""
+        self._provisional.discard(end.program_id)
         found = self._classes.pop(end.program_id, end.class_id)
         if found is not None:
             self._sizes[tenant_of(found)].add(end.work)

@@ -48,7 +48,7 @@ class CallStart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     interceptions: tuple[tuple[str, float], ...] = ()
     """Tools that ran at the client since the calls this one depends on: name, seconds."""
     class_id: str | None = None
-    """The class of its program, which the program's first call decides."""
+    """The class of its program, if this call decides it."""
     owner: str | None = None
     """The owner of its program, where identity is strict; the first call with an owner decides."""
 

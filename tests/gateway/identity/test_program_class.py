@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from itertools import accumulate
 from typing import Any
 
 import msgspec
@@ -16,6 +19,7 @@ from autellix_backend.gateway.identity.program_class import (
     program_class,
 )
 from autellix_backend.gateway.raw_json import MAX_READ_BYTES
+from autellix_backend.vllm_plugin.context import ContextIndex
 
 SYSTEM = {"role": "system", "content": "You are a pirate."}
 USER = {"role": "user", "content": "hello"}
@@ -121,3 +125,82 @@ def test_other_instructions_and_tools_are_another_prefix() -> None:
 @pytest.mark.parametrize("body", [{}, {"messages": []}, {"messages": [SYSTEM, USER]}, {"prompt": "hello"}])
 def test_a_short_start_is_no_prefix(body: dict[str, Any]) -> None:
     assert prefix_of(**body) == ""
+
+
+def claude(
+    line: str = "", task: str = "hello", end: str = "", who: str = "You are Claude Code."
+) -> dict[str, Any]:
+    """Return the first call of Claude Code, in its own dialect."""
+    texts = [*([line] if line else []), who, LONG + end]
+    system = [{"type": "text", "text": text} for text in texts]
+    reminder = {"type": "text", "text": "<system-reminder>The date is ...</system-reminder>"}
+    content = [reminder, {"type": "text", "text": task}]
+    return {"system": system, "messages": [{"role": "user", "content": content}]}
+
+
+def line(mark: str) -> str:
+    return f"x-anthropic-billing-header: cc_version=2.1.197.{mark}; cc_entrypoint=cli; cch={mark}00;"
+
+
+def forwarded(line: str) -> dict[str, Any]:
+    """Return the same as a proxy turns it into a chat."""
+    system = f"{line}\nYou are Claude Code.\n{LONG}"
+    return {"messages": [{"role": "system", "content": system}, USER]}
+
+
+def test_claude_codes_billing_line_is_part_of_no_class_and_no_prefix() -> None:
+    bodies = [claude(), *(claude(line(mark), mark) for mark in ("e2c", "40a", "721"))]
+    bodies += [forwarded(line(mark)) for mark in ("e4e", "9a8")]
+    assert len({of(**body) for body in bodies}) == 1
+    assert len({prefix_of(**body) for body in bodies}) == 1
+    assert of(**claude(line("e2c"), end="!")) != of(**claude(line("e2c")))
+    assert prefix_of(**claude(line("e2c"), end="!")) != prefix_of(**claude(line("e2c")))
+
+
+CONVERTED = """
+import json, sys
+from vllm.entrypoints.anthropic.protocol import AnthropicMessagesRequest
+from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
+made = [AnthropicServingMessages.to_chat_completion_request(AnthropicMessagesRequest(**body))
+        for body in json.load(sys.stdin)]
+print("\\n" + json.dumps([each.model_dump(mode="json", include={"messages", "tools"}) for each in made]))
+"""
+BLOCK = 16
+
+
+def chat_of_vllm(bodies: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return what vLLM makes of messages, before its template does the rest."""
+    program = [sys.executable, "-c", CONVERTED]
+    written = subprocess.run(program, input=json.dumps(bodies), capture_output=True, text=True, check=True)
+    found: list[dict[str, Any]] = json.loads(written.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.mark.vllm
+def test_the_prefix_is_that_of_the_engines_blocks() -> None:
+    pytest.importorskip("vllm")
+    tools = [{"name": f"tool-{number}", "input_schema": {"type": "object"}} for number in range(40)]
+    other = "You are a sub-agent."
+    calls = [
+        claude(line("e2c"), "Fix it.") | {"tools": tools},
+        claude(line("40a"), "Now write the docs.") | {"tools": tools},
+        claude("", "Review it.") | {"tools": tools},
+        claude(line("721"), "Fix it.", who=other) | {"tools": tools},
+        claude(line("9a8"), "Review it.", who=other) | {"tools": tools},
+    ]
+    index = ContextIndex(BLOCK)
+    blocks: list[list[str]] = []
+    for made in chat_of_vllm([{"model": "m", "max_tokens": 9, **call} for call in calls]):
+        system, *rest = made["messages"]
+        # As templates have it: the instructions and the tools, then what was said.
+        text = system["content"] + json.dumps([made["tools"], rest])
+        parts = (text[at : at + BLOCK] for at in range(0, len(text) - BLOCK, BLOCK))
+        blocks.append(list(accumulate(parts, lambda chain, part: str(hash((chain, part))), initial=""))[1:])
+    for _ in range(2):
+        # A program learns of its prefix from the next one of its kind.
+        found = [index.arrive(str(at), f"{at}", each, len(each) * BLOCK) for at, each in enumerate(blocks)]
+    of_engine = [context.prefix for context in found]
+    of_gateway = [prefix_of(**call) for call in calls]
+    assert all(of_engine)
+    assert all(of_gateway)
+    assert [of_engine.index(each) for each in of_engine] == [of_gateway.index(each) for each in of_gateway]

@@ -55,6 +55,47 @@ def test_calls_that_extend_each_other_are_one_program_from_the_second_on() -> No
     assert chat.say(*THIRD, answer("sed"), user("done")) == "2"
 
 
+def test_claude_codes_billing_line_is_no_part_of_a_transcript() -> None:
+    chat = Chat()
+    lines = [f"x-anthropic-billing-header: cc_version=2.1.197.{mark}; cch={mark};" for mark in ("e2c", "40a")]
+    one, other = ([{"type": "text", "text": line}, {"type": "text", "text": "Be brief."}] for line in lines)
+    assert chat.say(*SECOND[1:], system=one) == "1"
+    assert chat.say(*THIRD[1:], system=other) == "1"
+    assert chat.say(*THIRD[1:], system=[{"type": "text", "text": "Be long."}]) == "3"
+    # As a proxy turns it into a chat.
+    first, then = ({**SYSTEM, "content": f"{line}\nBe brief."} for line in lines)
+    assert chat.say(first, *SECOND[1:]) == "4"
+    assert chat.say(then, *THIRD[1:]) == "4"
+
+
+def say_items(chat: Chat, *items: Any, **fields: Any) -> str | None:
+    body = json.dumps({"model": "m", "input": items, **fields}).encode()
+    chat.calls += 1
+    found = chat.chain.find("", parse_body(body, CHAT_COMPLETIONS).fields, str(chat.calls), 0)
+    if found is not None:
+        chat.chain.remember("", found, 0)
+    return None if found is None else found.program
+
+
+def test_the_items_of_a_response_are_a_transcript() -> None:
+    chat = Chat()
+    asked = user("fix the bug")
+    reasoning = {"type": "reasoning", "id": "rs_1", "summary": []}
+    called = {"type": "function_call", "call_id": "call_0", "name": "ls", "arguments": "{}"}
+    result = {"type": "function_call_output", "call_id": "call_0", "output": "a.py"}
+    said = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "done"}]}
+    assert say_items(chat, asked) is None
+    assert say_items(chat, asked, result) is None
+    second = (asked, reasoning, called, result)
+    assert say_items(chat, *second) == "3"
+    third = (*second, said, user("and the docs"))
+    assert say_items(chat, *third) == "3"
+    assert say_items(chat, *third, instructions="be brief") == "5"
+    assert say_items(chat, *second, called, result, previous_response_id="resp_1") == "6"
+    body = {"model": "m", "input": "fix the bug"}
+    assert chat.chain.find("", parse_body(json.dumps(body).encode(), CHAT_COMPLETIONS).fields, "p", 0) is None
+
+
 def test_branches_of_a_transcript_and_retries_within_it_are_its_program() -> None:
     chat = Chat()
     chat.say(*SECOND)

@@ -134,7 +134,9 @@ class CallRegistry:
             if isinstance(error, NotOwnerError):
                 raise ForeignProgramError(call.tenant.shown(start.program_id)) from error
             raise
-        call.begin(start, inherited, now, self._classes.on_call_begun(start))
+        call.begin(
+            start, inherited, now, self._classes.on_call_begun(start, offers_tools=call.body.offers_tools)
+        )
         call.level = bisect_right(self._bounds, call.entry_service_s) + 1
         self._open[start.key] = call
         self._is_idle.clear()
@@ -235,9 +237,9 @@ class CallRegistry:
         return receipt
 
     def _new_class(self, call: GatewayCall) -> str | None:
-        """Return the class of a program that is new here, None for a known one."""
+        """Return the class that a call gives its program, None if that has one."""
         identity = call.identity
-        if identity.program in self._classes:
+        if not self._classes.is_open(identity.program, offers_tools=call.body.offers_tools):
             return None
         return class_id(call.tenant.name, program_class(identity.name, call.body.fields))
 

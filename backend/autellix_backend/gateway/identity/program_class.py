@@ -14,6 +14,7 @@ from typing import TypeVar
 import msgspec
 
 from autellix_backend.gateway.identity.aliases import Fields
+from autellix_backend.gateway.identity.billing_line import without_billing_line
 from autellix_backend.gateway.raw_json import JSON_ERRORS, MAX_READ_BYTES, decoded_or, has_many_objects
 from autellix_backend.gateway.tenancy.tenants import Tenant
 
@@ -61,7 +62,7 @@ _text_decoder = msgspec.json.Decoder(str | list[_TextPart])
 
 
 def program_class(name: str | None, fields: Fields) -> str:
-    """Return the class of a program by its first call: the name that its client sent, and the body."""
+    """Return the class of a program by the name that a call of it sends, and by its body."""
     if name:
         return name
     system = _system_prompt(fields)
@@ -106,7 +107,7 @@ def _system_prompt(fields: Fields) -> bytes:
             if message.role not in _SYSTEM_ROLES:
                 break
             parts.append(_text(message.content))
-    return b"\n".join(parts)[:MAX_HASHED_BYTES]
+    return without_billing_line(b"\n".join(parts)[:MAX_HASHED_BYTES])
 
 
 def _text(raw: msgspec.Raw) -> bytes:

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import msgspec
 
 from autellix_backend.core.recent import RecentMap
+from autellix_backend.gateway.identity.billing_line import without_billing_line
 from autellix_backend.gateway.raw_json import MAX_READ_BYTES, decoded_or, has_many_objects
 
 MAX_TRANSCRIPTS = 65536
@@ -120,7 +121,7 @@ class TranscriptChain:
             if index > first_answer and are_answers[index]:
                 digests.append(rolling.copy().digest())
             # JSON objects delimit themselves, so no separator is needed.
-            rolling.update(message)
+            rolling.update(message if index else without_billing_line(bytes(message)))
         return [*digests, rolling.digest()]
 
     def _is_too_long(self, fields: Mapping[str, msgspec.Raw]) -> bool:
@@ -129,6 +130,8 @@ class TranscriptChain:
 
     def _seed(self, scope: str, fields: Mapping[str, msgspec.Raw]) -> bytes:
         parts = [self._secret, scope.encode()]
-        parts += [bytes(fields[name]) if name in fields else b"" for name in _SEED_FIELDS]
+        parts += [
+            without_billing_line(bytes(fields[name])) if name in fields else b"" for name in _SEED_FIELDS
+        ]
         # A hash of each, so that no part can continue another.
         return b"".join(hashlib.sha256(part).digest() for part in parts)
