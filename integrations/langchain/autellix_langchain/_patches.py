@@ -25,6 +25,7 @@ from autellix.integration import (
     on_result,
     safely,
 )
+from autellix_langchain._origins import note_origin
 from autellix_langchain._runs import OpenRun, open_run
 
 if TYPE_CHECKING:
@@ -152,6 +153,11 @@ def _last_chunk(chunk: Any) -> Any:
         content=content, chunk_position="last", response_metadata={"autellix": receipt}
     )
     return type(chunk)(message=message)
+
+
+def instrument_graphs(patches: Patches, module: ModuleType) -> None:
+    """Note where each graph is compiled."""
+    patches.apply(module.Pregel, "__init__", on_init(note_origin))
 
 
 def instrument_steps(patches: Patches, module: ModuleType) -> None:

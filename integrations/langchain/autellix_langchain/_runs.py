@@ -6,28 +6,25 @@ tasks which calls it makes and how they depend on each other; run ids only pair 
 
 from __future__ import annotations
 
-import functools
 import hashlib
-import os
 import sys
 import time
 from collections import OrderedDict
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from autellix.integration import SessionScope, root_scope, running_thread
+from autellix.integration import ProgramScope, SessionScope, running_thread
+from autellix_langchain._origins import UNNAMED, application_of, origin_of
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
     from types import FrameType
 
-    from autellix.integration import ProgramScope, ProgramThread
+    from autellix.integration import ProgramThread
+    from autellix_langchain._origins import GraphOrigin
 
 MAX_OPEN = 4096
 """How many runs, and how many tools, may be open; a run that never reports its end must not stay for ever."""
 MAX_ID_CHARACTERS = 256
-APPLICATION_VARIABLE = "AUTELLIX_APPLICATION"
-"""Distinguishes applications that are started alike, such as in containers of one layout."""
 CALLBACK_MODULES = ("autellix.", "autellix_langchain.", "langchain_core.callbacks")
 """Modules between the code that starts a run and its handlers."""
 
@@ -57,38 +54,27 @@ def open_run(name: str | None, thread_id: object, frame: FrameType | None) -> Op
     Args:
         name: the run's name, which becomes the program's.
         thread_id: LangGraph's, if any; its turns are one program, in a session of their own.
-        frame: where the run's code runs.
+        frame: where the run's code runs: in a method of the graph, if it is one.
     """
-    conversation = None if thread_id is None else conversation_id(name, str(thread_id))
-    program = root_scope(name, conversation, ends=conversation is None)
-    if program is None:
+    if not running_thread().program.is_implicit:
         return None
+    origin = origin_of(frame)
+    if name == UNNAMED and origin is not None:
+        name = origin.name
+    conversation = None if thread_id is None else conversation_id(name, str(thread_id), origin)
     opened = OpenRun()
     if conversation is not None and running_thread().open_session() is None:
         opened.enter(SessionScope(conversation, ends=False), frame)
-    opened.enter(program, frame)
+    opened.enter(ProgramScope(name, conversation, ends=conversation is None), frame)
     return opened
 
 
-def conversation_id(name: str | None, thread_id: str) -> str:
+def conversation_id(name: str | None, thread_id: str, origin: GraphOrigin | None) -> str:
     """Return the program and session id of a `thread_id`, equal in all processes of one application."""
     text = f"{name or 'run'}-{thread_id}"
     if len(text) > MAX_ID_CHARACTERS - 9 or not (text.isascii() and text.isprintable()):
         text = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
-    return f"{text}-{_application()}"
-
-
-@functools.cache
-def _application() -> str:
-    """Distinguish applications, whose graphs and threads often have the same names ("LangGraph", "1").
-
-    The script is not enough: many applications are started by one installed `uvicorn`, with their name as an
-    argument, or in a folder of their own.
-    """
-    script, *arguments = getattr(sys, "argv", None) or [""]
-    parts = [str(Path(script).absolute()), str(Path.cwd()), *arguments]
-    parts.append(os.environ.get(APPLICATION_VARIABLE, ""))
-    return hashlib.sha256("\0".join(parts).encode(errors="surrogatepass")).hexdigest()[:8]
+    return f"{text}-{application_of(origin)}"
 
 
 def name_branch(node: str) -> None:

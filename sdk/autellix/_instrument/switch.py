@@ -63,6 +63,7 @@ INSTRUMENTORS = {
     "langchain_core.runnables.fallbacks": "autellix_langchain._patches:instrument_fallbacks",
     "langchain_openai.chat_models.base": "autellix_langchain._patches:instrument_model",
     "langgraph._internal._future": "autellix_langchain._patches:instrument_eager_tasks",
+    "langgraph.pregel.main": "autellix_langchain._patches:instrument_graphs",
     "langgraph.pregel._runner": "autellix_langchain._patches:instrument_steps",
 }
 """The function that patches each module, as `module:function(patches, module)`; imported with the module."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import operator
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 import pytest
@@ -24,11 +22,15 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, StateGraph
 from langgraph.types import Command, interrupt
 
-from autellix_langchain import AutellixCallback, _runs
+from autellix_langchain import AutellixCallback
+from autellix_langchain._origins import GraphOrigin
 from autellix_langchain._runs import MAX_OPEN, OpenRuns, conversation_id
 
 if TYPE_CHECKING:
     from langchain_openai import ChatOpenAI
+
+
+HERE = GraphOrigin(__name__, __file__)
 
 
 class Parts(TypedDict, total=False):
@@ -238,7 +240,7 @@ def test_turns_of_a_thread_are_one_program_and_session(chat: ChatOpenAI, backend
     graph = two_steps(chat, "a", checkpointer=InMemorySaver())
     for thread in ("x", "y", "x"):
         graph.invoke({"parts": []}, {"configurable": {"thread_id": thread}})
-    x, y = conversation_id("a", "x"), conversation_id("a", "y")
+    x, y = conversation_id("a", "x", HERE), conversation_id("a", "y", HERE)
     assert [call.program_id for call in backend.recorded] == [x, x, y, y, x, x]
     assert [call.session_id for call in backend.recorded] == [x, x, y, y, x, x]
     calls = backend.recorded
@@ -276,38 +278,20 @@ def test_a_session_of_the_users_stays(chat: ChatOpenAI, backend: RecordingBacken
     with autellix.session("mine"):
         graph.invoke({"parts": []}, {"configurable": {"thread_id": "x"}})
     assert {call.session_id for call in backend.recorded} == {"mine"}
-    assert {call.program_id for call in backend.recorded} == {conversation_id("a", "x")}
+    assert {call.program_id for call in backend.recorded} == {conversation_id("a", "x", HERE)}
 
 
 def test_ids_of_conversations() -> None:
     odd = ["x" * 300, "ü", "a\nb", "", "\ud800"]
-    found = {conversation_id("LangGraph", thread) for thread in odd}
+    found = {conversation_id("LangGraph", thread, HERE) for thread in odd}
     assert len(found) == len(odd)
     for text in found:
         assert 1 <= len(text) <= 256
         assert text.isascii()
         assert text.isprintable()
-    assert conversation_id("a", "x") == conversation_id("a", "x") != conversation_id("b", "x")
-
-
-@pytest.mark.parametrize("difference", ["argument", "folder", "setting"])
-def test_applications_that_one_server_starts_share_no_conversation(
-    difference: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """Both are `uvicorn` to the system, and their graphs and threads have the same names."""
-    monkeypatch.setattr(sys, "argv", ["/usr/bin/uvicorn", "one:app"])
-    ids = []
-    for number in range(2):
-        _runs._application.cache_clear()
-        ids.append(conversation_id("LangGraph", "1"))
-        if number == 0 and difference == "argument":
-            monkeypatch.setattr(sys, "argv", ["/usr/bin/uvicorn", "two:app"])
-        elif number == 0 and difference == "folder":
-            monkeypatch.chdir(tmp_path)
-        elif number == 0:
-            monkeypatch.setenv("AUTELLIX_APPLICATION", "two")
-    _runs._application.cache_clear()
-    assert ids[0] != ids[1]
+    assert (
+        conversation_id("a", "x", HERE) == conversation_id("a", "x", HERE) != conversation_id("b", "x", HERE)
+    )
 
 
 # Results, errors, cancellations
