@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+from autellix._faults import safely
 from autellix._receipts import FIELD, kept
 from autellix_wire.headers import CALL_ID
 
@@ -87,10 +88,8 @@ def _of_http(result: object) -> dict[str, Any] | None:
     found = kept(get(CALL_ID) or get(CALL_ID.lower()))
     read = getattr(result, "json", None)
     if found is None and callable(read) and getattr(result, "is_closed", True):
-        try:
-            answer = read()
-        except Exception:  # noqa: BLE001 - the boundary to any client: a body that is no JSON has no receipt
-            return None
+        # A body that is no JSON has no receipt.
+        answer = safely(read)
         field = answer.get(FIELD) if isinstance(answer, dict) else None
         return field if _is_receipt(field) else None
     return found

@@ -63,9 +63,15 @@ class Scope:
 
     def _enter_at(self, frame: FrameType | None) -> ProgramThread:
         thread = self._open(find_running_thread())
-        enter(thread, frame)
-        self._entered.append(thread)
-        return thread
+        try:
+            enter(thread, frame)
+            self._entered.append(thread)
+            return thread
+        except BaseException:
+            # A signal handler has raised: nothing may go on in a scope that nobody leaves.
+            leave(thread)
+            self._close(thread)
+            raise
 
     def leave(self, thread: ProgramThread | None) -> None:
         """Leave what `enter_at` has entered."""
@@ -73,9 +79,11 @@ class Scope:
             safely(self._leave, thread)
 
     def _leave(self, thread: ProgramThread) -> None:
-        self._entered.remove(thread)
-        leave(thread)
-        self._close(thread)
+        try:
+            leave(thread)
+            self._entered.remove(thread)
+        finally:
+            self._close(thread)
 
     def _leave_innermost(self) -> None:
         running = find_running_thread()
@@ -83,7 +91,16 @@ class Scope:
         self._leave(running if running is not None and running in self._entered else self._entered[-1])
 
     def __enter__(self) -> CurrentIdentity:
-        return identity_of(self.enter_at(sys._getframe(1)))
+        return self._enter_block(sys._getframe(1))
+
+    def _enter_block(self, frame: FrameType | None) -> CurrentIdentity:
+        thread = None
+        try:
+            thread = self.enter_at(frame)
+            return identity_of(thread)
+        except BaseException:
+            self.leave(thread)
+            raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -91,7 +108,7 @@ class Scope:
         safely(self._leave_innermost)
 
     async def __aenter__(self) -> CurrentIdentity:
-        return identity_of(self.enter_at(sys._getframe(1)))
+        return self._enter_block(sys._getframe(1))
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
