@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from autellix._faults import safely
 from autellix._programs import generators
-from autellix._programs.running import ATTRIBUTE, attach_new, running_thread, state, switch_to
+from autellix._programs.running import ATTRIBUTE, attach_new, is_linked, running_thread, state, switch_to
 from autellix._programs.thread import ProgramThread
 from autellix._propagation import propagation
 
@@ -23,7 +23,7 @@ def new_branch() -> ProgramThread | None:
 
 def link(carrier: Any) -> None:
     """Attach the propagation context of a branch to a task or `threading.Thread` that has not started."""
-    if not propagation.is_on or getattr(carrier, ATTRIBUTE, None) is not None:
+    if not propagation.is_on or is_linked(carrier):
         return
     thread = None
     if state.running_loop is not None and not generators.open_scopes:

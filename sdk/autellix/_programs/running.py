@@ -171,7 +171,8 @@ def thread_of(carrier: Any) -> ProgramThread | None:
     """Return the program thread of a task or `threading.Thread`; make it from a propagation context."""
     found: ProgramThread | PropagationContext | None = getattr(carrier, ATTRIBUTE, None)
     if type(found) is not tuple:
-        return found  # type: ignore[return-value]
+        # A thread's class may answer for every attribute.
+        return found if isinstance(found, ProgramThread) else None
     thread = ProgramThread(*found)
     attach(carrier, thread)
     return thread
@@ -189,9 +190,15 @@ def attach(carrier: Any, thread: ProgramThread) -> None:
     thread.carrier = weakref.ref(carrier)
 
 
+def is_linked(carrier: Any) -> bool:
+    """Return whether a task or `threading.Thread` has a program thread or propagation context."""
+    found = getattr(carrier, ATTRIBUTE, None)
+    return found is not None and isinstance(found, tuple | ProgramThread)
+
+
 def attach_new(carrier: Any, thread: ProgramThread | None) -> None:
     """Attach a program thread, unless an eager first step has attached one."""
-    if thread is not None and getattr(carrier, ATTRIBUTE, None) is None:
+    if thread is not None and not is_linked(carrier):
         attach(carrier, thread)
 
 

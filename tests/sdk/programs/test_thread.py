@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import gc
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from unittest.mock import MagicMock
+
+import pytest
 
 import autellix
 from autellix._programs.program import ClientProgram
 from autellix._programs.running import running_thread
 from autellix._programs.thread import ProgramThread
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def here() -> tuple[str | None, int]:
@@ -156,3 +163,40 @@ def test_thread_class_of_the_user_may_have_any_attributes(sdk: None) -> None:
         worker.start()
         worker.join()
         assert call("end") == ("branch",)
+
+
+class Proxy:
+    """Stands for something elsewhere: it answers for every attribute with another one."""
+
+    def __getattr__(self, name: str) -> Proxy:
+        return Proxy()
+
+    def __call__(self, *_: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize("answer", [Proxy, MagicMock])
+def test_thread_that_answers_for_every_attribute_follows(sdk: None, answer: Callable[[], object]) -> None:
+    """As the threads of actor libraries and of tests do."""
+
+    class Actor(threading.Thread):
+        def __getattr__(self, name: str) -> object:
+            return answer()
+
+    with autellix.program("a"):
+        actor = Actor(target=call, args=("branch",))
+        actor.start()
+        actor.join()
+        assert call("end") == ("branch",)
+
+
+async def test_callback_that_answers_for_every_attribute_is_called(sdk: None) -> None:
+    loop = asyncio.get_running_loop()
+    called = asyncio.Event()
+    loop.call_soon_threadsafe(Proxy())
+    loop.call_later(0, Proxy())
+    loop.call_later(0, called.set)
+    await called.wait()
+    future: concurrent.futures.Future[None] = concurrent.futures.Future()
+    future.add_done_callback(Proxy())
+    future.set_result(None)
