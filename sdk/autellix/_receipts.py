@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 from autellix._faults import safely
 
 TYPE_CHECKING = False
@@ -18,7 +20,7 @@ MAX_FIELDS = 32
 MAX_TEXT_CHARACTERS = 256
 MAX_COUNT = 2**63
 
-_kept: dict[str, Fields] = {}
+_kept: OrderedDict[str, Fields] = OrderedDict()
 
 
 def keep(fields: object) -> None:
@@ -26,7 +28,8 @@ def keep(fields: object) -> None:
     if isinstance(fields, dict) and isinstance(fields.get("call_id"), str) and _is_small(fields):
         _kept[fields["call_id"]] = fields
         while len(_kept) > MAX_KEPT:
-            _kept.pop(next(iter(_kept)), None)
+            # One step: other threads may keep theirs meanwhile.
+            _kept.popitem(last=False)
 
 
 def _is_small(fields: Fields) -> bool:

@@ -7,6 +7,7 @@ import time
 
 from autellix._faults import safely
 from autellix._ids import ids
+from autellix._programs.registry import programs
 from autellix._programs.running import running_thread
 from autellix._propagation import propagation
 from autellix._scopes.scopes import quote_name
@@ -266,7 +267,7 @@ def _make_headers(account: Account) -> tuple[dict[str, str], ClientSession]:
     if interceptions:
         headers[names.INTERCEPTIONS] = format_interceptions(interceptions)
     # A web request's program, for example, is implicit for frameworks, but has a scope.
-    is_outside = program.is_implicit and not program.open_scopes
+    is_outside = program.is_implicit and program is programs.implicit
     flags = [IMPLICIT] * is_outside + [TRUNCATED] * thread.is_truncated
     thread.is_truncated = False
     if flags:

@@ -27,6 +27,9 @@ COROUTINE_FLAG = 0x80
 """Of code objects: coroutine functions."""
 TIMED_WAKERS = WAKERS | {"asyncio.tasks"}
 
+CLOSING = "async_generator_athrow"
+"""The type of what an event loop closes an abandoned generator with: where that was found means nothing."""
+
 
 def _patch_start(original: Callable[[Thread], None]) -> Callable[[Thread], None]:
     def start(self: Thread) -> None:
@@ -70,7 +73,7 @@ def _patch_map(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _patch_add_done_callback(original: Callable[..., Any]) -> Callable[..., Any]:
     def add_done_callback(self: Any, fn: Callable[..., Any]) -> Any:
-        return original(self, _linked(fn, WAKERS))
+        return original(self, safely(_linked, fn, WAKERS) or fn)
 
     return add_done_callback
 
@@ -105,14 +108,16 @@ def _patch_eager_factory(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _patch_call_soon_threadsafe(original: Callable[..., Any]) -> Callable[..., Any]:
     def call_soon_threadsafe(self: Any, callback: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        return original(self, _linked(callback, WAKERS), *args, **kwargs)
+        if not (args and type(args[0]).__name__ == CLOSING):
+            callback = safely(_linked, callback, WAKERS) or callback
+        return original(self, callback, *args, **kwargs)
 
     return call_soon_threadsafe
 
 
 def _patch_call_at(original: Callable[..., Any]) -> Callable[..., Any]:
     def call_at(self: Any, when: float, callback: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        return original(self, when, _linked(callback, TIMED_WAKERS), *args, **kwargs)
+        return original(self, when, safely(_linked, callback, TIMED_WAKERS) or callback, *args, **kwargs)
 
     return call_at
 
@@ -123,7 +128,7 @@ def _linked(callback: Callable[..., Any], wakers: frozenset[str | None]) -> Call
     if getattr(getattr(callback, "__code__", None), "co_flags", 0) & COROUTINE_FLAG:
         # A mistake, which a loop in debug mode refuses if it sees it.
         return callback
-    thread = safely(new_branch)
+    thread = new_branch()
     return callback if thread is None else BranchCall(thread, callback)
 
 

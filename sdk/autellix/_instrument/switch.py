@@ -71,10 +71,14 @@ RAW_HTTP = dict.fromkeys(("httpx._client", "httpx2._client"), "autellix._instrum
 
 
 class _Switch:
-    """The patches of this process; the lock is held only by the functions of this module."""
+    """The patches of this process.
+
+    Only `instrument` and `uninstrument` take the lock; a signal handler that calls one may have interrupted
+    the other, so it is re-entrant.
+    """
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
         self.has_raw_http = False
         self.has_fork_hooks = False
         self.patches = Patches()
@@ -177,6 +181,6 @@ def _register_fork_hooks() -> None:
 
 
 def _after_fork_in_child() -> None:
-    _switch.lock = threading.Lock()
+    _switch.lock = threading.RLock()
     running.after_fork_in_child()
     keeper.after_fork_in_child()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
-import threading
+from collections import OrderedDict
 
 from autellix._ids import ids
-from autellix._programs.progress import joined
-from autellix_wire.ids import MAX_PARENTS
+from autellix._open_scopes import OpenScopes
+from autellix._programs.progress import join
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,13 +41,12 @@ class ClientProgram:
         """Whether it has ended, or this turn of it; what still runs is in no program then."""
         self.end_signal: EndSignal | None = None
         """In a process that was started inside the program: signals its end."""
-        self.open_scopes = 0
+        self.scopes = OpenScopes()
         self.expected_calls: int | None = None
         self.expected_tokens: int | None = None
         self._reset()
 
     def _reset(self) -> None:
-        self.lock = threading.Lock()
         self.has_called = False
         self.processes: list[EndSignal] = []
         """The signals for processes started inside it."""
@@ -55,9 +55,8 @@ class ClientProgram:
         """The registrations of the sessions that its calls were in."""
         self.frontier: tuple[str, ...] | None = ()
         """The frontier after the last turn, for a program of several turns."""
-        # A plain list: a finalizer appends to it, may run anywhere, and must take no lock.
         self.free_thread_ids: list[int] = []
-        self.named_thread_ids: dict[str, int] = {}
+        self.named_thread_ids: OrderedDict[str, int] = OrderedDict()
         self._next_thread_id = itertools.count(os.getpid() * REMOTE_THREAD_IDS if self.is_remote else 0)
 
     def after_fork_in_child(self) -> None:
@@ -88,13 +87,12 @@ class ClientProgram:
         """
         self.end()
         turn = object.__new__(ClientProgram)
-        vars(turn).update(vars(self), has_ended=False, processes=[])
+        vars(turn).update(vars(self), has_ended=False, processes=[], scopes=OpenScopes())
         return turn
 
     def leave_turn(self, progress: Progress) -> None:
         """Note where one of its scopes has ended: the next turn follows all that ran at once."""
-        calls = joined(self.frontier, progress.frontier, progress.inherited)
-        self.frontier = tuple(calls[-MAX_PARENTS:])
+        join(self, progress.frontier, progress.inherited)
 
     def take_thread_id(self) -> int:
         """Return a thread id that no live thread of this program has."""
@@ -108,11 +106,15 @@ class ClientProgram:
 
         The names used longest ago are forgotten: the implicit program of a server lasts for ever.
         """
-        with self.lock:
-            thread_id = self.named_thread_ids.pop(name, None)
-            if thread_id is None:
-                thread_id = self.take_thread_id()
-            self.named_thread_ids[name] = thread_id
-            while len(self.named_thread_ids) > MAX_NAMED_THREADS:
-                del self.named_thread_ids[next(iter(self.named_thread_ids))]
-            return thread_id
+        thread_id = self.named_thread_ids.get(name)
+        if thread_id is None:
+            fresh = self.take_thread_id()
+            # setdefault: two threads that use a name first share its number.
+            thread_id = self.named_thread_ids.setdefault(name, fresh)
+            if thread_id != fresh:
+                self.free_thread_ids.append(fresh)
+        with contextlib.suppress(KeyError):
+            self.named_thread_ids.move_to_end(name)
+        while len(self.named_thread_ids) > MAX_NAMED_THREADS:
+            self.named_thread_ids.popitem(last=False)
+        return thread_id

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+from autellix_wire.ids import MAX_PARENTS
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Protocol
+
     Frontier = tuple[str, ...] | None
+
+    class HasFrontier(Protocol):
+        """A thread, or a program between two turns."""
+
+        frontier: Frontier
 
 
 class Progress:
@@ -22,3 +31,15 @@ def joined(frontier: Frontier, later: Frontier, inherited: Frontier) -> list[str
     implied = set(inherited or ()) - set(later or ())
     own = [call for call in frontier or () if call not in implied]
     return own + [call for call in later or () if call not in own]
+
+
+def join(holder: HasFrontier, later: Frontier, inherited: Frontier) -> bool:
+    """Let what comes next depend on a later frontier too; return whether some calls had to be left out."""
+    while True:
+        before = holder.frontier
+        calls = joined(before, later, inherited)
+        after = tuple(calls[-MAX_PARENTS:])
+        # No call stands between: finalizers, signals and other threads come before both lines or after them.
+        if holder.frontier is before:
+            holder.frontier = after
+            return len(calls) > MAX_PARENTS

@@ -13,13 +13,14 @@ of a `with program(...)`.
 from __future__ import annotations
 
 import weakref
+from collections import deque
 
-from autellix._programs.progress import Progress, joined
+from autellix._programs.progress import Progress, join
 from autellix_wire.ids import MAX_PARENTS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
     from types import FrameType
     from typing import Any
 
@@ -49,7 +50,8 @@ class ProgramThread:
     """Where branches start during a fan-out; None for the current frontier."""
     lineage: tuple[weakref.ref[ProgramThread], ...] | None = None
     """The ancestors of its branches, made once."""
-    children: Sequence[ProgramThread] = ()
+    children: deque[ProgramThread] | tuple[()] = ()
+    """The branches that it has not joined yet; they add themselves."""
     interceptions: Sequence[tuple[str, float]] = ()
     """Tools that ran since the last call: name, seconds."""
     is_closed = False
@@ -102,7 +104,7 @@ class ProgramThread:
 
     def after_fork_in_child(self) -> None:
         """Drop the parent's calls and threads, which are not part of the child's program."""
-        self.frontier, self.children, self.ancestors, self._thread_id = (), (), (), None
+        self.frontier, self.children, self.ancestors, self._thread_id = (), deque(), (), None
         self.lineage = None
         self.session = None
 
@@ -137,7 +139,7 @@ class ProgramThread:
     def open_session(self) -> ClientSession | None:
         """Return the session that the user has opened around it, while that is open."""
         session = self.session
-        return None if session is None or session.open_scopes <= 0 else session
+        return session if session is not None and session.scopes else None
 
     def is_over(self) -> bool:
         """Return whether later calls are not in it: it was left, or its program has ended."""
@@ -163,8 +165,7 @@ class ProgramThread:
     def join_finished(self) -> tuple[str, ...] | None:
         """Join the children that have finished, and return the frontier."""
         if self.children:
-            with self.program.lock:
-                self._absorb_finished()
+            self._absorb_finished()
         return self.frontier
 
     def progress(self) -> Progress:
@@ -175,35 +176,34 @@ class ProgramThread:
         """Let the next call depend on the progress of another thread, whose message or result has arrived."""
         # A thread that waits for this one depends on it too, even if this one makes no call of its own.
         self._join_ancestors()
-        with self.program.lock:
-            self._follow(progress.frontier, progress.inherited)
+        self._follow(progress.frontier, progress.inherited)
 
     def _follow(self, frontier: tuple[str, ...] | None, inherited: tuple[str, ...] | None) -> None:
         if frontier == inherited or (frontier is None and self.frontier is None):
             # It has made no call: what it started from is before this thread already.
             return
-        calls = joined(self.frontier, frontier, inherited)
-        self.is_truncated |= len(calls) > MAX_PARENTS
-        self.frontier = tuple(calls[-MAX_PARENTS:])
+        if join(self, frontier, inherited):
+            self.is_truncated = True
 
     def _absorb_finished(self) -> None:
+        """Join the children that have finished; the running children of these become its own.
+
+        Each is taken by one who joins and by no other, so a finalizer that makes a call here sees a part.
+        """
         # Iterative: branches may nest more deeply than Python recurses.
-        levels: list[tuple[ProgramThread, Iterator[ProgramThread], list[ProgramThread]]] = []
-        levels.append((self, iter(self.children), []))
+        levels = [(self, len(self.children))]
         while levels:
-            thread, children, running = levels[-1]
-            child = next(children, None)
+            thread, left = levels.pop()
+            child = _take_first(thread.children) if left else None
             if child is None:
-                thread.children = running[-MAX_PARENTS:]
-                levels.pop()
                 if levels:
-                    above, _, running = levels[-1]
-                    running += thread.children
-                    above._absorb(thread)
-            elif child.is_finished():
-                levels.append((child, iter(child.children), []))
+                    levels[-1][0]._absorb(thread)
+                continue
+            levels.append((thread, left - 1))
+            if child.is_finished():
+                levels.append((child, len(child.children)))
             else:
-                running.append(child)
+                self._keep_child(child)
 
     def _absorb(self, child: ProgramThread) -> None:
         self.is_truncated |= child.is_truncated
@@ -217,9 +217,12 @@ class ProgramThread:
         self.program.has_called = True
         if self.branch_point is not None:
             return self._record_in_fan_out(call_id, self.branch_point.frontier)
-        parents = self.join_finished()
-        self.frontier = (call_id,)
-        return parents
+        while True:
+            parents = self.join_finished()
+            # No call stands between, as in `join`.
+            if self.frontier is parents:
+                self.frontier = (call_id,)
+                return parents
 
     def _record_in_fan_out(self, call_id: str, parents: tuple[str, ...] | None) -> tuple[str, ...] | None:
         """Record a call made between the starts of two branches, such as by a generator of their arguments.
@@ -262,8 +265,7 @@ class ProgramThread:
             parent = thread._live_ancestor()
             if parent is None:
                 return
-            with parent.program.lock:
-                parent._add_child(thread)
+            parent._add_child(thread)
             thread = parent
 
     def _live_ancestor(self) -> ProgramThread | None:
@@ -282,13 +284,26 @@ class ProgramThread:
         return found
 
     def _add_child(self, child: ProgramThread) -> None:
-        if len(self.children) >= MAX_PARENTS:
+        self._keep_child(child)
+        if len(self.children) > MAX_PARENTS:
             self._absorb_finished()
-        if len(self.children) >= MAX_PARENTS:
+        while len(self.children) > MAX_PARENTS:
             # A call cannot list more parents, and keeping more children would be a leak.
             self.is_truncated = True
-            self.children = self.children[1:]
-        self.children = [*self.children, child]
+            _take_first(self.children)
+
+    def _keep_child(self, child: ProgramThread) -> None:
+        # setdefault: two threads may add the first ones at once.
+        children = self.children or vars(self).setdefault("children", deque())
+        children.append(child)
+
+
+def _take_first(children: deque[ProgramThread] | tuple[()]) -> ProgramThread | None:
+    """Remove a child, which nobody else can take then; None if others have taken all."""
+    try:
+        return children.popleft() if children else None
+    except IndexError:
+        return None
 
 
 def _is_made_up(name: str) -> bool:

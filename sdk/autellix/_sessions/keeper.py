@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import OrderedDict
 
 from autellix._faults import log_debug
+from autellix._open_scopes import OpenScopes, add_open, find_open, remove
 from autellix._sessions.backends import FOREIGN, KNOWN, UNKNOWN, backends
 from autellix._sessions.control_thread import ControlThread
 from autellix._sessions.exchange import SessionWatch, exchange, exchange_all
@@ -54,7 +56,8 @@ class SessionKeeper:
     def _reset(self) -> None:
         self.process_session = ClientSession()
         self._named: dict[str, ClientSession] = {}
-        self._lock = threading.Lock()
+        self._paused: OrderedDict[str, ClientSession] = OrderedDict()
+        """Sessions without an open scope, which later scopes may continue."""
         self._due_s = NEVER_S
         """When the next heartbeat is due, or earlier."""
         self._control = ControlThread(self._timeout_s, self._send_heartbeats)
@@ -62,25 +65,27 @@ class SessionKeeper:
 
     def open(self, session_id: str | None, *, ends: bool = True) -> ClientSession:
         """Return the session to enter: the one with this id, else a new one."""
-        with self._lock:
-            session = self._named.get(session_id) if session_id else None
-            if session is None:
-                session = ClientSession(session_id)
-                while len(self._named) >= MAX_SESSIONS:
-                    del self._named[next(iter(self._named))]
-                self._named[session.session_id] = session
-            session.ends = ends
-            session.open_scopes += 1
-            return session
+        session = None if session_id is None else find_open(self._named, session_id)
+        while session is None:
+            fresh = self._paused.pop(session_id, None) if session_id else None
+            if fresh is None:
+                fresh = ClientSession(session_id)
+            else:
+                fresh.scopes = OpenScopes()
+            session = add_open(self._named, fresh.session_id, fresh)
+        session.ends = ends
+        return session
 
     def close(self, session: ClientSession) -> None:
         """Leave a session; leaving its last scope ends it, unless it may be continued. Never blocks."""
-        with self._lock:
-            session.open_scopes -= 1
-            is_over = session.open_scopes <= 0 and session.ends
-            if is_over:
-                self._named.pop(session.session_id, None)
-        if is_over and session.registrations:
+        if not session.scopes.leave():
+            return
+        remove(self._named, session.session_id, session)
+        if not session.ends:
+            self._paused[session.session_id] = session
+            while len(self._paused) > MAX_SESSIONS:
+                self._paused.popitem(last=False)
+        elif session.registrations:
             self._control.post(lambda: self._end(session, list(session.registrations.values())))
 
     def on_call(self, account: Account, session: ClientSession) -> Registration:
@@ -159,7 +164,7 @@ class SessionKeeper:
             self._control.post(lambda: self._end_all(left))
 
     def _sessions(self) -> list[ClientSession]:
-        return [self.process_session, *list(self._named.values())]
+        return [self.process_session, *list(self._named.values()), *list(self._paused.values())]
 
     def registrations(self) -> Iterator[tuple[ClientSession, Registration]]:
         """Iterate over all registrations of this process, each with its session."""
@@ -252,7 +257,7 @@ class SessionKeeper:
                 registration.watch.ensure_open()
 
     def _is_idle(self, session: ClientSession, now_s: float) -> bool:
-        is_open = session is self.process_session or session.open_scopes
+        is_open = session is self.process_session or session.scopes
         return not is_open and now_s - session.used_s > IDLE_SESSION_S
 
     def _end_all(self, left: list[Backend]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from autellix._ids import ids
+from autellix._open_scopes import OpenScopes
 from autellix._sessions.backends import LOOPBACK
 from autellix_wire.headers import SESSION_ID, SESSION_TOKEN
 from autellix_wire.paths import SESSIONS_PATH
@@ -99,13 +100,13 @@ def session_proof(backend: Backend) -> str:
 class ClientSession:
     """A session, and its registrations at the backends that its calls went to."""
 
-    __slots__ = ("ends", "has_chosen_id", "open_scopes", "registrations", "session_id")
+    __slots__ = ("ends", "has_chosen_id", "registrations", "scopes", "session_id")
 
     def __init__(self, session_id: str | None = None) -> None:
         self.session_id = session_id or ids.make("session")
         self.has_chosen_id = session_id is not None
         self.ends = True
-        self.open_scopes = 0
+        self.scopes = OpenScopes()
         self.registrations: dict[Account, Registration] = {}
 
     def registration(self, account: Account) -> Registration:

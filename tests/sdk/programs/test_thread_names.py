@@ -126,7 +126,7 @@ class Odd(threading.Thread):
     def name(self, value: Any) -> None: ...
 
 
-@pytest.mark.parametrize("made", [None, 7, object(), RuntimeError("no name")], ids=repr)
+@pytest.mark.parametrize("made", [None, 7, object(), RuntimeError("no name")], ids=type)
 def test_an_odd_name_loses_no_call_and_no_identity(agent: Agent, made: Any) -> None:
     thread = Odd(target=agent.ask, args=("call",))
     thread.made = made
