@@ -23,6 +23,7 @@ TOKEN_BUCKETS_S = (0.001, 0.003, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0
 """Buckets (s) of the time per output token."""
 PROGRAM_BUCKETS_S = (0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0, 10_000.0)
 MAX_MODELS = 32
+MAX_VENDOR_HEADERS = 32
 """Models with series of their own; the number of adapters has no bound."""
 
 _ENGINE_GAUGES = {
@@ -248,6 +249,10 @@ class GatewayMetrics:
         self.identity_malformed = make.counter(
             "identity_malformed", "Invalid ids in other tools' headers and fields, ignored.", "source"
         )
+        self._vendor_sessions = make.counter(
+            "identity_vendor_sessions", "Calls whose program an unlisted header names.", "header"
+        )
+        self._vendor_headers = LearnedLabels(MAX_VENDOR_HEADERS)
         self.reaped = make.counter("reaped", "Idle programs and lost sessions removed.", "kind")
         self.engine_up = make.gauge("engine_up", "Whether the engine receives calls.", "engine")
         self.engine_reports = make.gauge("engine_reports", "Whether the engine's reports arrive.", "engine")
@@ -271,6 +276,10 @@ class GatewayMetrics:
     def count_refusal(self, tenant: str, reason: str) -> None:
         """Count a refused request; `tenant` is empty if none is known or at fault."""
         self.refusals.labels(tenant, reason).inc()
+
+    def count_vendor_session(self, header: str) -> None:
+        """Count a call by the unlisted header that names its program."""
+        self._vendor_sessions.labels(self._vendor_headers.of(header, is_known=True)).inc()
 
     def set_engine(self, engine: str, *, is_up: bool, is_restarting: bool = False) -> None:
         """Record the new state of an engine."""

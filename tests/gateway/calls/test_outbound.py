@@ -65,7 +65,13 @@ def test_a_clients_scheduling_fields_reach_no_engine(kind: EngineKind) -> None:
 
 
 def test_vllm_gets_the_identity_beside_the_clients_own_arguments() -> None:
-    own = {"kept": [1.0], "autellix_service_s": -1, "session_id": "s", "kv_transfer_params": "x"}
+    own: dict[str, Any] = {
+        "kept": [1.0],
+        "autellix_service_s": -1,
+        "session_id": "s",
+        "kv_transfer_params": "x",
+    }
+    own["agentic_context"] = {"program_id": "p"}
     fields = sent(EngineKind.VLLM, {"model": "m", "vllm_xargs": own, "program_id": "kept"})
     assert fields == {
         "model": "m",
@@ -82,7 +88,13 @@ def test_sglang_gets_no_vllm_arguments() -> None:
 
 def test_a_hosted_api_gets_only_what_openai_has() -> None:
     names: dict[str, Any] = dict.fromkeys(IDENTITY_FIELDS - {"vllm_xargs", "extra_body"}, "x")
-    openai = {"model": "m", "metadata": {"session_id": "s"}, "prompt_cache_key": "k", "user": "jane"}
+    openai: dict[str, Any] = {
+        "model": "m",
+        "metadata": {"session_id": "s"},
+        "prompt_cache_key": "k",
+        "user": "jane",
+    }
+    openai |= {"conversation": "c", "client_metadata": {"session_id": "s"}}
     everything = {**openai, **names, "vllm_xargs": {}, "extra_body": {"program_id": "x"}}
     assert sent(EngineKind.OPENAI, everything, tenant="lab") == openai
 

@@ -137,3 +137,30 @@ async def test_the_watch_of_an_unknown_session_is_refused(serve: Serve) -> None:
     async with serve() as rig:
         status, body = await rig.get(f"{SESSIONS}/nobody/watch")
         assert (status, body["error"]["param"]) == (404, "session_id")
+
+
+async def test_thunderagents_clients_end_a_program_by_the_name_in_their_bodies(serve: Any) -> None:
+    async with serve() as rig:
+
+        async def release(**body: Any) -> tuple[int, Any]:
+            async with rig.client.post(rig.url + "/programs/release", json=body) as response:
+                return response.status, await response.json()
+
+        await rig.chat(program_id="swe-17")
+        await rig.chat(program_id=17)
+        assert (await rig.store.counts()).programs == 2
+        assert await release(program_id="swe-17") == (200, {"program_id": "swe-17", "released": True})
+        assert await release(program_id=17) == (200, {"program_id": "17", "released": True})
+        assert await release(program_id="swe-17") == (200, {"program_id": "swe-17", "released": False})
+        assert (await rig.store.counts()).programs == 0
+        assert (await release())[0] == 400
+
+
+async def test_thunderagents_clients_end_no_program_of_another_tenant(serve: Any, tenants_file: Any) -> None:
+    async with serve(tenants_file=str(tenants_file)) as rig:
+        mine, theirs = ({"Authorization": f"Bearer {key}"} for key in ("good", "bad"))
+        await rig.chat(mine, program_id="swe-17")
+        for headers, released in ((theirs, False), (mine, True)):
+            url = rig.url + "/programs/release"
+            async with rig.client.post(url, json={"program_id": "swe-17"}, headers=headers) as response:
+                assert (await response.json())["released"] is released

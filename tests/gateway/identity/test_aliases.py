@@ -50,6 +50,51 @@ RECORDED = [
     Sent("thread-header", "2", {"X-Autellix-Thread-ID": "2"}),
     Sent("final-header", "final", {"X-Autellix-Final": "true"}),
     Sent(
+        "agentic-program",
+        "task-a:lead",
+        body={"vllm_xargs": {"agentic_context": {"program_id": "task-a:lead"}}},
+    ),
+    Sent(
+        "agentic-program",
+        "task-a:lead",
+        body={"vllm_xargs": {"agentic_context": '{"program_id": "task-a:lead", "task_id": null}'}},
+    ),
+    Sent(
+        "agentic-task",
+        "task-a",
+        body={"vllm_xargs": {"agentic_context": {"task_id": "task-a", "agent_id": "lead"}}},
+    ),
+    Sent(
+        "agentic-root",
+        "task-a:lead",
+        body={
+            "vllm_xargs": {
+                "agentic_context": {
+                    "program_id": "task-a:critic",
+                    "parent_program_id": "task-a:researcher",
+                    "root_program_id": "task-a:lead",
+                }
+            }
+        },
+    ),
+    Sent(
+        "agentic-parent",
+        "task-a:lead",
+        body={
+            "vllm_xargs": {
+                "agentic_context": {
+                    "program_id": "task-a:critic",
+                    "parent_program_id": "task-a:lead",
+                    "step_id": 7,
+                }
+            }
+        },
+    ),
+    Sent("agent-hint", "root", body={"agent_hint": {"session_id": "root", "blocks_parent": False}}),
+    Sent(
+        "agent-hint-parent", "root", body={"agent_hint": {"session_id": "child", "parent_session_id": "root"}}
+    ),
+    Sent(
         "dynamo-session", "research-run-42:researcher", {"x-dynamo-session-id": "research-run-42:researcher"}
     ),
     Sent(
@@ -58,6 +103,11 @@ RECORDED = [
         {"x-dynamo-session-id": "research-run-42:r", "x-dynamo-parent-session-id": "research-run-42"},
     ),
     Sent("dynamo-final", "final", {"x-dynamo-session-id": "run", "x-dynamo-session-final": "true"}),
+    Sent("dynamo-trajectory", "run-42:r", {"x-dynamo-trajectory-id": "run-42:r"}),
+    Sent(
+        "nvext-session", "s-1", body={"nvext": {"session_control": {"session_id": "s-1", "action": "open"}}}
+    ),
+    Sent("nvext-context", "s-1", body={"nvext": {"agent_context": {"session_id": "s-1"}}}),
     Sent("body-program-id", "swe-17", body={"program_id": "swe-17"}),
     Sent("extra-body-program-id", "swe-17", body={"extra_body": {"program_id": "swe-17"}}),
     Sent(
@@ -77,9 +127,12 @@ RECORDED = [
     ),
     Sent("body-session-id", "chat-9", body={"session_id": "chat-9"}),
     Sent("xargs-session-id", "chat-9", body={"vllm_xargs": {"session_id": "chat-9"}}),
+    Sent("sglang-session", "s-1", body={"session_params": {"session_id": "s-1"}}),
+    Sent("sglang-session-id", "s-1", body={"session_params": {"id": "s-1", "rid": None}}),
     Sent("claude-code-session", CLAUDE_SESSION, {"X-Claude-Code-Session-Id": CLAUDE_SESSION}),
     Sent("claude-code-user-id", CLAUDE_SESSION, body={"metadata": {"user_id": CLAUDE_OLD_USER}}),
     Sent("claude-code-user-id", CLAUDE_SESSION, body={"metadata": {"user_id": CLAUDE_NEW_USER}}),
+    Sent("claude-code-user-id", UUID, body={"metadata": {"user_id": f"session_{UUID}"}}),
     Sent(
         "claude-code-agent",
         "a8f3c21",
@@ -90,10 +143,9 @@ RECORDED = [
         },
     ),
     Sent("codex-session", UUID, {"session-id": UUID, "thread-id": UUID, "x-client-request-id": UUID}),
-    Sent(
-        "codex-session-old", UUID, {"session_id": UUID, "conversation_id": UUID, "originator": "codex_cli_rs"}
-    ),
     Sent("codex-thread", "0199-child", {"session-id": UUID, "thread-id": "0199-child"}),
+    Sent("body-codex-session", UUID, body={"client_metadata": {"session_id": UUID, "thread_id": UUID}}),
+    Sent("body-codex-thread", "0199", body={"client_metadata": {"session_id": UUID, "thread_id": "0199"}}),
     Sent(
         "opencode-session",
         OPENCODE_SESSION,
@@ -109,8 +161,14 @@ RECORDED = [
     Sent("litellm-trace", "agent-run-abc123", {"x-litellm-trace-id": "agent-run-abc123"}),
     Sent("body-litellm-session-id", "agent-run-abc123", body={"litellm_session_id": "agent-run-abc123"}),
     Sent("metadata-session-id", "agent-run-abc123", body={"metadata": {"session_id": "agent-run-abc123"}}),
+    Sent("metadata-sessionid", UUID, body={"metadata": {"sessionId": UUID, "promptId": "p"}}),
+    Sent("conversation", "conv_689667905b048191", body={"conversation": "conv_689667905b048191"}),
+    Sent("conversation-id", "conv_689667905b048191", body={"conversation": {"id": "conv_689667905b048191"}}),
     Sent("llm-d-fairness", "agent-a", {"x-llm-d-inference-fairness-id": "agent-a"}),
     Sent("gateway-fairness", "agent-a", {"x-gateway-inference-fairness-id": "agent-a"}),
+    Sent("smg-routing-key", "agent-a", {"X-SMG-Routing-Key": "agent-a"}),
+    Sent("prompt-cache-key", f"session_{UUID}", body={"prompt_cache_key": f"session_{UUID}"}),
+    Sent("prompt-cache-key", f"agents-sdk:run:{UUID}", body={"prompt_cache_key": f"agents-sdk:run:{UUID}"}),
     Sent("prompt-cache-key", UUID, body={"prompt_cache_key": UUID}),
     Sent("prompt-cache-key", OPENCODE_SESSION, body={"prompt_cache_key": OPENCODE_SESSION}),
 ]
@@ -169,6 +227,8 @@ def test_a_row_wins_over_all_below_it(place: int) -> None:
         if alias.header:
             headers[alias.header] = value
         else:
+            if alias.path[0] in body and not isinstance(body[alias.path[0]], dict):
+                continue  # One conversation has one of its two forms.
             inner = body
             for name in alias.path[:-1]:
                 inner = inner.setdefault(name, {})
@@ -196,6 +256,68 @@ def test_different_programs_by_two_clients_are_a_conflict(
     headers: dict[str, str], body: dict[str, Any], conflicts: tuple[tuple[str, str], ...]
 ) -> None:
     assert read(headers, body).conflicts == conflicts
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "agent-session-id",
+        "goose-session-id",
+        "X-DeepSeek-Harness-Session-ID",
+        "session_id",
+        "conversation_id",
+        "X-Conversation-Id",
+        "X-Task-ID",
+        "x-amp-thread-id",
+        "x-bf-session-id",
+        "x-aibrix-session-key",
+        "X-Olla-Session-ID",
+        "Helicone-Session-Id",
+    ],
+)
+def test_a_header_spelled_as_a_sessions_id_names_a_program(header: str) -> None:
+    resolved = read({header: "s-17", "user-agent": "agent/1.0"})
+    assert resolved.program == "s-17"
+    assert resolved.named_by is not None
+    assert (resolved.named_by.source, resolved.named_by.header) == ("vendor-session", header.lower())
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"x-client-request-id": "1"},
+        {"x-correlation-id": "1"},
+        {"x-request-id": "1"},
+        {"x-obsession-id": "1"},
+        {"x-session": "1"},
+        {"x-session-ids": "1"},
+        {"x-deepseek-harness-parent-session-id": "1"},
+        {"x-codex-parent-thread-id": "1"},
+        {"x-claude-code-parent-agent-id": "1"},
+        {"cookie": "session-id=1"},
+        # Counts the sessions of a user's day.
+        {"agent-session-id": "20260122_3"},
+    ],
+)
+def test_other_headers_name_none(headers: dict[str, str]) -> None:
+    resolved = read(headers)
+    assert (resolved.program, resolved.malformed) == (None, ())
+
+
+def test_the_rule_of_vendors_ranks_behind_all_other_clients_and_in_one_order() -> None:
+    headers = {"x-b-session-id": "b", "x-a-session-id": "a"}
+    assert read(headers).program == read(dict(reversed(headers.items()))).program == "a"
+    resolved = read(headers, {"metadata": {"session_id": "s"}})
+    assert (resolved.program, resolved.conflicts) == ("s", ())
+    assert read({**headers, "x-llm-d-inference-fairness-id": "tenant"}).program == "a"
+    assert read({"x-a-session-id": " "}).malformed == ("vendor-session",)
+
+
+def test_a_vendors_parent_counts_beside_its_own_session() -> None:
+    headers = {"x-a-session-id": "child", "x-a-parent-session-id": "root"}
+    assert read(headers).parent == "root"
+    assert read({"x-b-session-id": "child", "x-a-parent-session-id": "root"}).parent is None
+    assert read({**headers, "x-session-id": "s"}).parent is None
 
 
 def test_a_parent_counts_only_beside_a_program_of_its_own_client() -> None:
@@ -237,7 +359,12 @@ def test_a_malformed_end_of_ours_names_its_header() -> None:
         ({}, {"metadata": {"user_id": "jane"}}, ()),
         ({}, {"metadata": {"user_id": "{not json"}}, ()),
         ({}, {"metadata": {"user_id": "user_x_account__session_"}}, ()),
+        ({}, {"metadata": {"user_id": "my_obsession_1"}}, ()),
         ({}, {"prompt_cache_key": "support-bot"}, ()),
+        ({}, {"prompt_cache_key": "20260122_3"}, ()),
+        ({}, {"conversation": {}}, ()),
+        ({}, {"conversation": ["a"]}, ("conversation",)),
+        ({}, {"vllm_xargs": {"agentic_context": "not json"}, "agent_hint": "text"}, ()),
         ({}, {"user": "jane", "safety_identifier": "jane"}, ()),
     ],
 )

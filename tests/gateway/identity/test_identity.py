@@ -15,7 +15,7 @@ from autellix_backend.gateway.calls.dialects import CHAT_COMPLETIONS
 from autellix_backend.gateway.errors import InvalidRequestError
 from autellix_backend.gateway.identity.identity import Identity, IdentityResolver, read_identity
 from autellix_backend.gateway.tenancy.tenants import Tenant
-from autellix_backend.observe.metrics import GatewayMetrics
+from autellix_backend.observe.metrics import MAX_VENDOR_HEADERS, GatewayMetrics
 from autellix_backend.settings import GatewaySettings
 from autellix_backend.stores.memory import MemoryStore
 
@@ -188,3 +188,39 @@ def test_a_tenants_programs_have_its_name_however_they_are_found() -> None:
     assert calls.resolve({}, tenant="lab", messages=CHAT).program == "lab/call-2"
     assert calls.resolve({}, tenant="lab", messages=LONGER).program == "lab/call-2"
     assert calls.resolve({}, tenant="other", messages=LONGER).program == "other/call-4"
+
+
+def test_a_vendors_sub_agents_are_threads_of_its_program() -> None:
+    calls = Calls()
+    child = {"x-deepseek-harness-session-id": "child", "x-deepseek-harness-parent-session-id": "root"}
+    assert calls.where({"x-deepseek-harness-session-id": "root"}) == ("root", "0")
+    assert calls.where(child) == ("root", "child")
+    assert calls.where({"x-deepseek-harness-session-id": "child"}) == ("root", "child")
+
+
+def test_the_root_of_an_agentic_context_is_the_program_of_all_its_agents() -> None:
+    calls = Calls()
+    context = {"program_id": "t:critic", "parent_program_id": "t:researcher", "root_program_id": "t:lead"}
+    identity = calls.resolve({}, vllm_xargs={"agentic_context": context})
+    assert (identity.program, identity.thread) == ("t:lead", "t:critic")
+    lead = {"program_id": "t:lead", "root_program_id": "t:lead"}
+    identity = calls.resolve({}, vllm_xargs={"agentic_context": lead})
+    assert (identity.program, identity.thread) == ("t:lead", "0")
+
+
+def test_a_tenants_conversation_is_its_own() -> None:
+    calls = Calls()
+    mine = calls.resolve({}, "lab", conversation="conv_1")
+    assert mine.program == calls.resolve({}, "lab", conversation={"id": "conv_1"}).program == "lab/conv_1"
+    assert calls.resolve({}, "other", conversation="conv_1").program == "other/conv_1"
+
+
+def test_headers_that_name_programs_by_the_rule_are_counted_by_few_names() -> None:
+    calls = Calls()
+    for number in range(100):
+        for _ in range(2):
+            calls.resolve({f"x-vendor{number}-session-id": "s"})
+    lines = calls.metrics.render().decode().splitlines()
+    series = [line for line in lines if line.startswith("autellix_identity_vendor_sessions_total{")]
+    assert len(series) == MAX_VENDOR_HEADERS + 1
+    assert 'autellix_identity_vendor_sessions_total{header="x-vendor0-session-id"} 2.0' in series

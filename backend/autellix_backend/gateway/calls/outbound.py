@@ -49,10 +49,11 @@ PRIVILEGED_FIELDS = frozenset(
         SESSION_FIELD,
     }
 )
-PRIVILEGED_ARGS = frozenset({"kv_transfer_params", SESSION_FIELD})
+PRIVILEGED_ARGS = frozenset({"kv_transfer_params", SESSION_FIELD, "agentic_context"})
+"""The last one is for routers: vLLM takes no object there."""
 OWN_PREFIX = "autellix_"
 
-_OPENAI_FIELDS = frozenset({"metadata", "prompt_cache_key"})
+_OPENAI_FIELDS = frozenset({"client_metadata", "conversation", "metadata", "prompt_cache_key"})
 IDENTITY_FIELDS = frozenset(alias.path[0] for alias in ALIASES if alias.path) - _OPENAI_FIELDS
 """Fields that name programs and are not OpenAI's, `vllm_xargs` among them."""
 

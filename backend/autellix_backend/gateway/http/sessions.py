@@ -14,8 +14,10 @@ from autellix_backend.gateway.errors import NotFoundError, SessionTakenError
 from autellix_backend.gateway.http.bodies import BodyRoute, Id
 from autellix_backend.gateway.http.parameters import Parts, Viewer, unknown_program
 from autellix_backend.gateway.http.refusals import refusals
+from autellix_backend.gateway.identity.aliases import usable_id
 from autellix_backend.gateway.identity.running_sessions import HEARTBEAT_S, LOST_HEARTBEATS
 from autellix_backend.gateway.requests import read_headers, run_while_connected
+from autellix_backend.gateway.tenancy.tenants import Tenant
 from autellix_backend.gateway.wiring import Components
 from autellix_backend.stores.base import NotOwnerError
 from autellix_wire.paths import PROGRAMS_PATH, SESSIONS_PATH
@@ -24,6 +26,8 @@ from autellix_wire.sessions import SERVER, SessionStart, SessionStarted
 VERSION = importlib.metadata.version("autellix")
 WATCHED_HEARTBEATS = 1.25
 """A session ends after this many heartbeats once its watch has ended, unless another heartbeat arrives."""
+RELEASE_PATH = "/programs/release"
+"""Where ThunderAgent's clients end their programs."""
 ONE_SESSION = SESSIONS_PATH + "/{session_id:path}"
 
 
@@ -39,6 +43,23 @@ class StartAnswer(SessionStarted):
     """The answer to the start of a session."""
 
     server: str = SERVER
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReleaseBody:
+    """The body that ends a program of ThunderAgent's clients."""
+
+    program_id: str | int
+    """As in the bodies of its calls."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Released:
+    """The answer to it."""
+
+    program_id: str
+    released: bool
+    """Whether there was such a program."""
 
 
 router = APIRouter(
@@ -118,6 +139,19 @@ async def end_session(session_id: Id, scoped_id: ScopedId, viewer: Viewer, parts
 @router.delete(PROGRAMS_PATH + "/{program_id:path}", status_code=204, responses=refusals(404))
 async def end_program(program_id: Id, viewer: Viewer, parts: Parts, request: Request) -> None:
     """End a program."""
+    if not await _end(program_id, viewer, parts, request):
+        raise unknown_program(program_id)
+
+
+@router.post(RELEASE_PATH, responses=refusals(413))
+async def release_program(release: ReleaseBody, viewer: Viewer, parts: Parts, request: Request) -> Released:
+    """End a program, as ThunderAgent's clients ask for it; one that is not there has ended."""
+    program_id = usable_id(str(release.program_id)) or ""
+    return Released(program_id=program_id, released=await _end(program_id, viewer, parts, request))
+
+
+async def _end(program_id: str, viewer: Tenant, parts: Components, request: Request) -> bool:
+    """End a program of the caller's; return False if there is none."""
     owner = None
     if parts.tokens.is_strict and not (viewer.is_admin and viewer.name):
         owner = await parts.tokens.prove(read_headers(request.scope), viewer)
@@ -127,8 +161,8 @@ async def end_program(program_id: Id, viewer: Viewer, parts: Parts, request: Req
             if view is not None and view.owner != owner:
                 break
         if await parts.store.end_program(scoped_id, parts.clock()):
-            return
-    raise unknown_program(program_id)
+            return True
+    return False
 
 
 async def _refresh(session_id: str, scoped_id: str, parts: Components) -> None:

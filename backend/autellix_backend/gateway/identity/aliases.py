@@ -6,6 +6,8 @@ purpose; ids that coding agents and proxies send anyway; and last the ids of que
 mean one program and sometimes a whole tenant. OpenAI's `user` and `safety_identifier` are left out: they name
 a person, whose programs are unrelated.
 
+Headers that the table lacks name a program if they are spelled as ids of sessions are: `vendor_alias`.
+
 A malformed id in our own headers is a client's bug and an error. A foreign id was not meant for us and must
 not break the call: an unusable value is ignored and counted, and one that is too long or not ASCII is
 replaced by its hash, which is the same for every call and gateway.
@@ -15,20 +17,21 @@ from __future__ import annotations
 
 import enum
 import hashlib
-import operator
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass
+from functools import lru_cache
 
 import msgspec
 
-from autellix_backend.gateway.raw_json import JSON_ERRORS, MAX_SCALAR_BYTES, decoded_or
+from autellix_backend.gateway.raw_json import JSON_ERRORS, MAX_SCALAR_BYTES, decoded_or, first_byte
 from autellix_wire.headers import FINAL, PROGRAM_ID, SESSION_ID, THREAD_ID
 from autellix_wire.ids import MAX_ID_BYTES, InvalidIdError, check_id
 
 ANONYMOUS = "request"
 FOREIGN_TOKEN = "foreign-token"
 ANSWER_ID = "answer-id"
+VENDOR_SESSION = "vendor-session"
 CONTENT_CHAIN = "content-chain"
 
 Fields = Mapping[str, msgspec.Raw]
@@ -57,20 +60,20 @@ class AliasField(enum.Enum):
 
 
 def claude_session(user_id: str) -> str | None:
-    """Return the session in Anthropic's `metadata.user_id` as Claude Code fills it; others name a person."""
+    """Return the session in Anthropic's `metadata.user_id` as agents fill it; others name a person."""
     if user_id.startswith("{"):
         try:
             return msgspec.json.decode(user_id, type=_ClaudeUser).session_id
         except JSON_ERRORS:
             return None
-    _, marker, session = user_id.rpartition("_session_")
-    return session if marker and session else None
+    user, marker, session = user_id.rpartition("session_")
+    return session if marker and session and (not user or user.endswith("_")) else None
 
 
 def conversation_key(key: str) -> str | None:
-    """Return a `prompt_cache_key` that names one conversation: a UUID, or an OpenCode id.
+    """Return a `prompt_cache_key` that names one conversation: a UUID, or an id as some agents make it.
 
-    Codex and OpenCode send their session; applications send one word for all their calls.
+    Agents send their session; applications send one word for all their calls.
     """
     return key if _CONVERSATION.fullmatch(key) else None
 
@@ -79,7 +82,10 @@ class _ClaudeUser(msgspec.Struct):
     session_id: str | None = None
 
 
-_CONVERSATION = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}|ses_[0-9A-Za-z]{16,}")
+_CONVERSATION = re.compile(
+    r"(session_)?[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}|ses_[0-9A-Za-z]{16,}|agents-sdk:\w+:\S{8,}"
+)
+_DAY_COUNTER = re.compile(r"\d{8}_\d+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,15 +118,27 @@ class Alias:
 _OWN, _PROTOCOL, _CLIENT, _FLOW = Tier
 _PROGRAM, _PARENT, _THREAD, _AGENT, _FINAL = AliasField
 
+_AGENTIC = "vllm_xargs.agentic_context."
+
 ALIASES: tuple[Alias, ...] = (
     Alias("program-header", _OWN, _PROGRAM, "autellix", header=PROGRAM_ID),
     Alias("session-header", _OWN, _PROGRAM, "autellix", header=SESSION_ID),
     Alias("thread-header", _OWN, _THREAD, "autellix", header=THREAD_ID),
     Alias("final-header", _OWN, _FINAL, "autellix", header=FINAL),
+    # vLLM's router, whose own order this is
+    Alias("agentic-program", _PROTOCOL, _PROGRAM, "vllm-router", body=_AGENTIC + "program_id"),
+    Alias("agentic-task", _PROTOCOL, _PROGRAM, "vllm-router", body=_AGENTIC + "task_id"),
+    Alias("agentic-root", _PROTOCOL, _PARENT, "vllm-router", body=_AGENTIC + "root_program_id"),
+    Alias("agentic-parent", _PROTOCOL, _PARENT, "vllm-router", body=_AGENTIC + "parent_program_id"),
+    Alias("agent-hint", _PROTOCOL, _PROGRAM, "agent-hint", body="agent_hint.session_id"),
+    Alias("agent-hint-parent", _PROTOCOL, _PARENT, "agent-hint", body="agent_hint.parent_session_id"),
     # NVIDIA Dynamo
     Alias("dynamo-session", _PROTOCOL, _PROGRAM, "dynamo", header="X-Dynamo-Session-ID"),
     Alias("dynamo-parent", _PROTOCOL, _PARENT, "dynamo", header="X-Dynamo-Parent-Session-ID"),
     Alias("dynamo-final", _PROTOCOL, _FINAL, "dynamo", header="X-Dynamo-Session-Final"),
+    Alias("dynamo-trajectory", _PROTOCOL, _PROGRAM, "dynamo", header="X-Dynamo-Trajectory-ID"),
+    Alias("nvext-session", _PROTOCOL, _PROGRAM, "dynamo", body="nvext.session_control.session_id"),
+    Alias("nvext-context", _PROTOCOL, _PROGRAM, "dynamo", body="nvext.agent_context.session_id"),
     # ThunderAgent
     Alias("body-program-id", _PROTOCOL, _PROGRAM, "thunderagent", body="program_id"),
     Alias("extra-body-program-id", _PROTOCOL, _PROGRAM, "thunderagent", body="extra_body.program_id"),
@@ -132,17 +150,21 @@ ALIASES: tuple[Alias, ...] = (
     Alias("x-parent-session-id", _PROTOCOL, _PARENT, "x-session", header="X-Parent-Session-ID"),
     Alias("body-session-id", _PROTOCOL, _PROGRAM, "vllm", body="session_id"),
     Alias("xargs-session-id", _PROTOCOL, _PROGRAM, "vllm", body="vllm_xargs.session_id"),
+    # SGLang's session, by its two names
+    Alias("sglang-session", _PROTOCOL, _PROGRAM, "sglang", body="session_params.session_id"),
+    Alias("sglang-session-id", _PROTOCOL, _PROGRAM, "sglang", body="session_params.id"),
     # Claude Code: one session over all its agents
     Alias("claude-code-session", _CLIENT, _PROGRAM, "claude-code", header="X-Claude-Code-Session-Id"),
     Alias(
         "claude-code-user-id", _CLIENT, _PROGRAM, "claude-code", body="metadata.user_id", read=claude_session
     ),
     Alias("claude-code-agent", _CLIENT, _AGENT, "claude-code", header="X-Claude-Code-Agent-Id"),
-    # Codex: one session over all its threads; earlier versions spell the header with an underscore
+    # Codex: one session over all its threads; proxies that drop its headers keep the body
     Alias("codex-session", _CLIENT, _PROGRAM, "codex", header="session-id"),
-    Alias("codex-session-old", _CLIENT, _PROGRAM, "codex", header="session_id"),
     Alias("codex-thread", _CLIENT, _AGENT, "codex", header="thread-id"),
-    # OpenCode
+    Alias("body-codex-session", _CLIENT, _PROGRAM, "codex", body="client_metadata.session_id"),
+    Alias("body-codex-thread", _CLIENT, _AGENT, "codex", body="client_metadata.thread_id"),
+    # OpenCode, and what others send to the providers that it hosts
     Alias("opencode-session", _CLIENT, _PROGRAM, "opencode", header="x-opencode-session"),
     Alias("session-affinity", _CLIENT, _PROGRAM, "x-session", header="x-session-affinity"),
     # LiteLLM
@@ -150,20 +172,43 @@ ALIASES: tuple[Alias, ...] = (
     Alias("litellm-trace", _CLIENT, _PROGRAM, "litellm", header="x-litellm-trace-id"),
     Alias("body-litellm-session-id", _CLIENT, _PROGRAM, "litellm", body="litellm_session_id"),
     Alias("metadata-session-id", _CLIENT, _PROGRAM, "litellm", body="metadata.session_id"),
+    # Qwen Code
+    Alias("metadata-sessionid", _CLIENT, _PROGRAM, "qwen-code", body="metadata.sessionId"),
+    # OpenAI: the conversation that the server keeps
+    Alias("conversation", _CLIENT, _PROGRAM, "openai", body="conversation"),
+    Alias("conversation-id", _CLIENT, _PROGRAM, "openai", body="conversation.id"),
     # llm-d, and the inference gateway it comes from
     Alias("llm-d-fairness", _FLOW, _PROGRAM, "llm-d", header="x-llm-d-inference-fairness-id"),
     Alias("gateway-fairness", _FLOW, _PROGRAM, "llm-d", header="x-gateway-inference-fairness-id"),
+    # Shepherd Model Gateway, formerly SGLang's router
+    Alias("smg-routing-key", _FLOW, _PROGRAM, "smg", header="X-SMG-Routing-Key"),
     Alias("prompt-cache-key", _FLOW, _PROGRAM, "openai", body="prompt_cache_key", read=conversation_key),
 )
 
 PROGRAM_SOURCES: tuple[str, ...] = (
     *(alias.source for alias in ALIASES if alias.field is AliasField.PROGRAM),
+    VENDOR_SESSION,
     ANSWER_ID,
     CONTENT_CHAIN,
     ANONYMOUS,
     FOREIGN_TOKEN,
 )
 """The values of `X-Autellix-Identity-Source`."""
+
+
+@lru_cache(maxsize=1024)
+def vendor_alias(header: str) -> Alias | None:
+    """Return the alias that a lower-case header outside the table is by its spelling.
+
+    `x-<vendor>-session-id` names a program, `x-<vendor>-parent-session-id` its parent. `x-` and the vendor
+    may be absent; `_` may join the last two words, `key` stand for `id`, and `conversation` or `task` for
+    `session`. A `thread-id` needs a vendor, or would be Codex's.
+    """
+    match = _VENDOR.fullmatch(header)
+    if match is None:
+        return None
+    field = _PARENT if match["parent"] else _PROGRAM
+    return Alias(VENDOR_SESSION, _CLIENT, field, f"vendor {match['vendor']}", header=header, read=_vendor_id)
 
 
 class ResolvedAliases(msgspec.Struct, frozen=True, kw_only=True):
@@ -236,12 +281,21 @@ _BY_FIELD = {
     name: tuple((place, alias) for place, alias in enumerate(ALIASES) if alias.path[:1] == (name,))
     for name in {alias.path[0] for alias in ALIASES if alias.path}
 }
+_VENDOR = re.compile(
+    r"(?P<vendor>(?:[a-z0-9]+-)*?)(?P<parent>parent-)?"
+    r"(?:(?:session|conversation|task)[_-](?:id|key)|(?<=[a-z0-9]-)thread-id)"
+)
+_VENDOR_PLACE = sum(alias.tier < Tier.FLOW for alias in ALIASES) - 0.5
+"""Behind all other clients."""
+_HOLDERS = frozenset(alias.path[:-1] for alias in ALIASES if alias.path)
+"""Paths of objects that hold names."""
 _NO_ALIASES = ResolvedAliases()
 _NO_MATCH = (None, None)
 _YES = "true"
 _TRUTHS = {"true": _YES, "1": _YES, "yes": _YES, "on": _YES, "false": "", "0": "", "no": "", "off": ""}
 
 _object_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_text_decoder = msgspec.json.Decoder(str)
 _scalar_decoder = msgspec.json.Decoder(str | int | bool | None)
 
 
@@ -249,12 +303,23 @@ class _UnusableError(ValueError):
     """A foreign value that cannot be an id."""
 
 
-def _present_aliases(headers: Mapping[str, str], fields: Fields) -> list[tuple[int, Alias]]:
-    present = [_BY_HEADER[name] for name in headers if name in _BY_HEADER]
+def _present_aliases(headers: Mapping[str, str], fields: Fields) -> list[tuple[float, Alias]]:
+    present: list[tuple[float, Alias]] = []
+    for name in headers:
+        if name in _BY_HEADER:
+            present.append(_BY_HEADER[name])
+        elif (alias := vendor_alias(name)) is not None:
+            present.append((_VENDOR_PLACE, alias))
     for name in fields:
         present.extend(_BY_FIELD.get(name, ()))
-    present.sort(key=operator.itemgetter(0))
+    # Headers of several vendors are in one order for every call, whatever is in front of the gateway.
+    present.sort(key=lambda placed: (placed[0], placed[1].header))
     return present
+
+
+def _vendor_id(text: str) -> str | None:
+    # Goose counts its sessions of a day, so those of two users have the same ids.
+    return None if _DAY_COUNTER.fullmatch(text.strip()) else text
 
 
 def _value_of(alias: Alias, headers: Mapping[str, str], fields: Fields) -> str | None:
@@ -283,7 +348,7 @@ def _text_at(alias: Alias, fields: Fields) -> str | None:
     raw: msgspec.Raw | None = fields[alias.path[0]]
     for name in alias.path[1:]:
         raw = None if raw is None else _field_of(raw, name)
-    if raw is None:
+    if raw is None or (alias.path in _HOLDERS and first_byte(raw) == b"{"):
         return None
     if memoryview(raw).nbytes > MAX_SCALAR_BYTES:
         raise _UnusableError
@@ -300,6 +365,9 @@ def _text_at(alias: Alias, fields: Fields) -> str | None:
 
 def _field_of(raw: msgspec.Raw, name: str) -> msgspec.Raw | None:
     # What is not an object has no such field; the value is left for the engine to reject.
+    if first_byte(raw) == b'"':
+        # vLLM's own type of `vllm_xargs` has no objects, so clients send theirs as a text of JSON.
+        raw = msgspec.Raw(decoded_or("", _text_decoder, raw, MAX_SCALAR_BYTES).encode())
     return decoded_or({}, _object_decoder, raw, MAX_SCALAR_BYTES).get(name)
 
 
@@ -318,7 +386,11 @@ def _conflicts(programs: list[tuple[Alias, str]]) -> tuple[tuple[str, str], ...]
     return tuple(
         (kept.source, other.source)
         for other, other_id in others
-        if other_id != kept_id and other.client != kept.client and other.tier is not Tier.FLOW
+        if other_id != kept_id
+        and other.client != kept.client
+        and other.tier is not Tier.FLOW
+        # A vendor's session may be wider than a program, or one of its proxy's.
+        and other.source != VENDOR_SESSION
     )
 
 

@@ -20,6 +20,7 @@ from autellix_backend.gateway.identity.aliases import (
     ANSWER_ID,
     CONTENT_CHAIN,
     FOREIGN_TOKEN,
+    VENDOR_SESSION,
     AliasField,
     Fields,
     ResolvedAliases,
@@ -185,6 +186,8 @@ class IdentityResolver:
     def _count(self, aliases: ResolvedAliases) -> None:
         for kept, dropped in aliases.conflicts:
             self._metrics.identity_conflicts.labels(kept, dropped).inc()
+        if aliases.named_by is not None and aliases.named_by.source == VENDOR_SESSION:
+            self._metrics.count_vendor_session(aliases.named_by.header)
         for source in aliases.malformed:
             self._metrics.identity_malformed.labels(source).inc()
 
@@ -217,7 +220,10 @@ class IdentityResolver:
 
 def _has_parents(aliases: ResolvedAliases) -> bool:
     """Return whether the program's client names the parents of its agents."""
-    return aliases.named_by is not None and aliases.named_by.client in _CLIENTS_WITH_PARENTS
+    named_by = aliases.named_by
+    return named_by is not None and (
+        named_by.client in _CLIENTS_WITH_PARENTS or named_by.source == VENDOR_SESSION
+    )
 
 
 def _read(headers: Mapping[str, str], name: str) -> str | None:
