@@ -107,6 +107,11 @@ class SteppedScheduler:
 
     def play(self, draw: Draw, config: SchedulerConfig) -> Played:
         """Play a draw's programs."""
+        report = self.report(draw, config)
+        return Played(report["log"], report["cached_tokens"])
+
+    def report(self, draw: Draw, config: SchedulerConfig, *, long_prefill_tokens: int = 0) -> dict[str, Any]:
+        """Play a draw's programs; return all that the engine reports of it."""
         scenario = {
             "arrivals": [
                 (at, program_to_mapping(program))
@@ -116,14 +121,15 @@ class SteppedScheduler:
             "scheduler": scheduler_to_mapping(config),
             "has_hints": False,
             "is_async": False,
+            "long_prefill_tokens": long_prefill_tokens,
         }
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(scenario).encode() + b"\n")
         self._process.stdin.flush()
-        report = json.loads(self._replies.readline())
+        report: dict[str, Any] = json.loads(self._replies.readline())
         if "error" in report or report["is_degraded"]:
             raise RuntimeError(report.get("error", "the scheduler class failed"))
-        return Played(report["log"], report["cached_tokens"])
+        return report
 
     def close(self) -> None:
         """End the process."""
@@ -180,15 +186,17 @@ def recorded_draws(args: argparse.Namespace) -> Iterator[Draw]:
         yield Draw(programs, poisson_arrivals(args.programs, args.rate, seed), model)
 
 
-def with_block_tokens(model: EngineModel, block_tokens: int) -> EngineModel:
-    """Return an engine with the same KV memory in larger blocks."""
+def with_block_tokens(model: EngineModel, block_tokens: int, blocks: int | None = None) -> EngineModel:
+    """Return an engine with the same KV memory in larger blocks, or with so many of them."""
     factor = block_tokens // model.block_tokens
+    if blocks is None and model.kv_blocks is not None:
+        blocks = model.kv_blocks // factor
     return replace(
         model,
         block_tokens=block_tokens,
         block_bytes=factor * model.block_bytes,
         swap_block_s=factor * model.swap_block_s,
-        kv_blocks=None if model.kv_blocks is None else model.kv_blocks // factor,
+        kv_blocks=blocks,
     )
 
 

@@ -74,11 +74,17 @@ ProgramScheduler = AsyncProgramScheduler | SyncProgramScheduler
 
 
 def make_scheduler(
-    directory: Path, model: EngineModel, scheduler: dict[str, Any], *, is_async: bool
+    directory: Path,
+    model: EngineModel,
+    scheduler: dict[str, Any],
+    *,
+    is_async: bool,
+    long_prefill_tokens: int = 0,
 ) -> ProgramScheduler:
     """Build the scheduler of an engine like `model`, as the engine core does.
 
-    Where the model has host memory, it comes with our connector.
+    Where the model has host memory, it comes with our connector. `long_prefill_tokens` is vLLM's own cap of a
+    prefill in a step; 0 is none.
     """
     spec = FullAttentionSpec(block_size=model.block_tokens, num_kv_heads=1, head_size=1, dtype=torch.float32)
     offload = None
@@ -92,6 +98,7 @@ def make_scheduler(
         block_size=model.block_tokens,
         max_num_seqs=model.max_num_seqs,
         max_num_batched_tokens=model.token_budget,
+        long_prefill_token_threshold=long_prefill_tokens,
         enable_prefix_caching=model.has_prefix_cache,
         async_scheduling=is_async,
         additional_config={"autellix": {"scheduler": scheduler}},
@@ -117,7 +124,13 @@ class ScriptedEngine:
     """vLLM's scheduler, stepped in virtual time; logs its machine's events and decisions."""
 
     def __init__(
-        self, directory: Path, model: EngineModel, scheduler: dict[str, Any], *, is_async: bool
+        self,
+        directory: Path,
+        model: EngineModel,
+        scheduler: dict[str, Any],
+        *,
+        is_async: bool,
+        long_prefill_tokens: int = 0,
     ) -> None:
         self.model = model
         self.now = 0.0
@@ -129,7 +142,11 @@ class ScriptedEngine:
         self._finished: list[CallRecord] = []
         self._writing: set[str] = set()
         self._answers: dict[str, list[int]] = {}
-        self._scheduler = make_scheduler(directory, model, scheduler, is_async=is_async)
+        self.first_token_s: dict[str, float] = {}
+        """When each call got its first token."""
+        self._scheduler = make_scheduler(
+            directory, model, scheduler, is_async=is_async, long_prefill_tokens=long_prefill_tokens
+        )
         assert self._scheduler.plugin is not None
         self._plugin = self._scheduler.plugin
         self._scheduler.clock = lambda: self.now
@@ -206,7 +223,10 @@ class ScriptedEngine:
         """Give every call whose context is complete a token; return the records of those that finished."""
         ids = list(output.num_scheduled_tokens)
         sampled = [self._sample(self._scheduler.requests[call_id]) for call_id in ids]
-        self._writing |= {call_id for call_id, tokens in zip(ids, sampled, strict=True) if tokens}
+        writing = {call_id for call_id, tokens in zip(ids, sampled, strict=True) if tokens}
+        for call_id in writing:
+            self.first_token_s.setdefault(call_id, self.now)
+        self._writing |= writing
         places = {call_id: place for place, call_id in enumerate(ids)}
         self._finished.clear()
         self._scheduler.update_from_output(
@@ -226,6 +246,7 @@ class ScriptedEngine:
         """Return what happened."""
         return {
             "log": self.log,
+            "first_token_s": self.first_token_s,
             "steps": self.steps,
             "empty_steps": self.empty_steps,
             "cached_tokens": self.cached_tokens,
@@ -429,7 +450,13 @@ def run(scenario: dict[str, Any], directory: Path) -> dict[str, Any]:
     """Play one scenario and return its log."""
     config = scheduler_from_mapping(scenario["scheduler"])
     model = EngineModel(**scenario["model"])
-    engine = ScriptedEngine(directory, model, scenario["scheduler"], is_async=scenario["is_async"])
+    engine = ScriptedEngine(
+        directory,
+        model,
+        scenario["scheduler"],
+        is_async=scenario["is_async"],
+        long_prefill_tokens=scenario.get("long_prefill_tokens", 0),
+    )
     arrivals = [(arrival_s, program_from_mapping(item)) for arrival_s, item in scenario["arrivals"]]
     Client(engine, config, scenario["has_hints"]).play(arrivals)
     return engine.report()
