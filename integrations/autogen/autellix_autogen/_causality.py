@@ -15,7 +15,7 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, NamedTuple
 
-from autellix.integration import ProgramThread, Progress, running_thread, switch_to
+from autellix.integration import ProgramThread, Progress, running_thread, safely, switch_to
 
 if TYPE_CHECKING:
     from typing import Any
@@ -169,7 +169,7 @@ def _ensure_history(agent: object, thread: ProgramThread) -> AgentHistory:
         while len(histories) >= MAX_HISTORIES:
             del histories[next(iter(histories))]
         history = histories[program_id] = AgentHistory(ProgramThread(thread.program, ()))
-        history.thread.name = _name_of(agent)
+        history.thread.name = safely(_name_of, agent)
     return history
 
 

@@ -64,20 +64,21 @@ _origins: weakref.WeakKeyDictionary[Any, GraphOrigin] = weakref.WeakKeyDictionar
 def note_origin(graph: Any) -> None:
     """Note which module of the user's is making a graph; a copy has the origin of what it copies."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and _module(frame).partition(".")[0] in FRAMEWORKS:
+    while frame is not None and _package(frame) in FRAMEWORKS:
         if frame.f_code.co_name == "copy" and (copied := origin_of(frame)) is not None:
             _origins[graph] = copied
             return
         frame = frame.f_back
     if frame is not None:
-        _origins[graph] = GraphOrigin(_module(frame), frame.f_globals.get("__file__"))
+        _origins[graph] = GraphOrigin(_module(frame), _file(frame.f_globals.get("__file__")))
 
 
 def origin_of(frame: FrameType | None) -> GraphOrigin | None:
     """Return the origin of the graph whose method runs at a frame; None if it is no graph, or from before."""
-    owner = None if frame is None else frame.f_locals.get("self")
+    if frame is None or _package(frame) != "langgraph":
+        return None
     try:
-        return _origins.get(owner)
+        return _origins.get(frame.f_locals.get("self"))
     except TypeError:
         # Not hashable, or without weak references: no graph.
         return None
@@ -87,13 +88,22 @@ def _module(frame: FrameType) -> str:
     return str(frame.f_globals.get("__name__"))
 
 
+def _package(frame: FrameType) -> str:
+    return _module(frame).partition(".")[0]
+
+
+def _file(file: object) -> str | None:
+    return file if isinstance(file, str) else None
+
+
 @functools.cache
 def application_of(origin: GraphOrigin | None) -> str:
     """Distinguish applications, whose graphs and threads often have the same names ("chat", "1").
 
     The text is the same in all processes of an application, and differs by process where there is no file.
     """
-    file = getattr(sys.modules.get("__main__"), "__file__", None) if origin is None else origin.file
+    script = getattr(sys.modules.get("__main__"), "__file__", None)
+    file = _file(script) if origin is None else origin.file
     # A script's may hold `..`; its symbolic links stay, because they are how releases change.
     parts = (os.path.normpath(file) if file else _console(), os.environ.get(APPLICATION_VARIABLE, ""))
     return hashlib.sha256("\0".join(parts).encode(errors="surrogatepass")).hexdigest()[:8]

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from typing import Any
 
     from autellix._programs.program import ClientProgram
-    from autellix._programs.thread import ProgramThread
     from autellix._sessions.backends import Account, Backend, Credentials
     from autellix._sessions.session import ClientSession, Registration
 
@@ -258,7 +257,8 @@ def _make_headers(account: Account) -> tuple[dict[str, str], ClientSession]:
     }
     if program.name is not None:
         headers[names.PROGRAM_NAME] = program.name
-    if (thread_name := safely(_thread_name, thread)) is not None:
+    # This one is checked here, because users may rename tasks and threads at any time.
+    if (thread_name := quote_name(thread.thread_name or "")) is not None:
         headers[names.THREAD_NAME] = thread_name
     _add_expectations(headers, program)
     if parents is not None:
@@ -273,12 +273,6 @@ def _make_headers(account: Account) -> tuple[dict[str, str], ClientSession]:
     if flags:
         headers[names.FLAGS] = ",".join(flags)
     return headers, session
-
-
-def _thread_name(thread: ProgramThread) -> str | None:
-    # Checked here, because users may rename tasks and threads at any time.
-    name = thread.thread_name
-    return None if name is None else quote_name(name)
 
 
 def _add_expectations(headers: dict[str, str], program: ClientProgram) -> None:

@@ -8,7 +8,7 @@ import threading
 from functools import partial
 
 from autellix import _environment
-from autellix._faults import log_debug
+from autellix._faults import log_debug, safely
 from autellix._instrument.patches import ImportHook, Patches
 from autellix._programs import running
 from autellix._programs.registry import programs
@@ -148,8 +148,12 @@ def start() -> None:
     name, program_id = _environment.program_of_process()
     programs.name_process(None if name is None else quote_name(name), program_id)
     if programs.implicit.is_implicit:
-        programs.implicit.name = quote_name(_environment.script_name() or "")
+        programs.implicit.name = safely(_script_name)
     instrument()
+
+
+def _script_name() -> str | None:
+    return quote_name(_environment.script_name() or "")
 
 
 def _patch_when_imported(instrumentors: Mapping[str, str]) -> None:

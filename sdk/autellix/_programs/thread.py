@@ -15,6 +15,7 @@ from __future__ import annotations
 import weakref
 from collections import deque
 
+from autellix._faults import safely
 from autellix._programs.progress import Progress, join
 from autellix_wire.ids import MAX_PARENTS
 
@@ -131,10 +132,7 @@ class ProgramThread:
         """Return its name, else that of its task or thread unless Python or AnyIO has made it up."""
         if self.name is not None or self.carrier is None:
             return self.name
-        carrier: Any = self.carrier()
-        # A task has a method, a thread an attribute.
-        name = carrier.get_name() if hasattr(carrier, "get_name") else getattr(carrier, "name", None)
-        return name if type(name) is str and not _is_made_up(name) else None
+        return safely(_name_of, self.carrier())
 
     def open_session(self) -> ClientSession | None:
         """Return the session that the user has opened around it, while that is open."""
@@ -304,6 +302,12 @@ def _take_first(children: deque[ProgramThread] | tuple[()]) -> ProgramThread | N
         return children.popleft() if children else None
     except IndexError:
         return None
+
+
+def _name_of(carrier: Any) -> str | None:
+    # A task has a method, a thread an attribute.
+    name = carrier.get_name() if hasattr(carrier, "get_name") else getattr(carrier, "name", None)
+    return name if type(name) is str and not _is_made_up(name) else None
 
 
 def _is_made_up(name: str) -> bool:

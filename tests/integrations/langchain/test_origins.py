@@ -100,9 +100,7 @@ def test_turns_of_a_script_are_one_program_whatever_its_arguments_and_folder(
     environ = {**os.environ, "AUTELLIX_BASE_URL": backend.url}
     for where, path, arguments in (
         (tmp_path, "chat.py", ["--message", "Hello"]),
-        (tmp_path, "./chat.py", ["--message", "Bye"]),
-        (folder, "../chat.py", []),
-        (folder, str(script), ["--lost"]),
+        (folder, "../chat.py", ["--message", "Bye", "--lost"]),
     ):
         folder.mkdir(exist_ok=True)
         done = subprocess.run(
@@ -115,8 +113,7 @@ def test_turns_of_a_script_are_one_program_whatever_its_arguments_and_folder(
         )
         assert done.returncode == 0, done.stderr
     found = programs(backend)
-    assert len(found) == 4
-    assert len(set(found)) == 1
+    assert len(found) == 2
     ((name, program_id),) = set(found)
     assert name == "chat.py"
     assert str(program_id).startswith("chat.py-7-")
@@ -214,3 +211,29 @@ def test_origins_go_with_their_graphs(chat: ChatOpenAI, load: Load) -> None:
     del graph
     gc.collect()
     assert len(_origins._origins) < before
+
+
+@pytest.mark.parametrize("file", [None, 7, b"/one/app.py", object()], ids=repr)
+def test_code_without_a_path_is_told_apart_by_its_process(
+    file: Any, chat: ChatOpenAI, backend: RecordingBackend
+) -> None:
+    """As in notebooks, and in modules that a program makes itself."""
+    module = {"__name__": "made", "__file__": file}
+    exec(textwrap.dedent(AGENT), module)
+    turn(module["compiled"](chat.invoke))
+    assert programs(backend) == [("made", f"made-7-{application_of(GraphOrigin('made', None))}")]
+
+
+def test_the_owner_of_a_frame_need_not_be_a_graph() -> None:
+    class Odd:
+        def __hash__(self) -> int:
+            raise RuntimeError
+
+        def run(self) -> GraphOrigin | None:
+            return _origins.origin_of(sys._getframe())
+
+    assert Odd().run() is None
+    module: dict[str, Any] = {"__name__": "langgraph.odd", "sys": sys, "origin_of": _origins.origin_of}
+    exec("def run(self): return origin_of(sys._getframe())", module)
+    assert module["run"]([]) is None
+    assert module["run"](None) is None

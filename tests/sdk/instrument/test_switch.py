@@ -225,3 +225,31 @@ def test_faults_are_logged_at_debug(caplog: pytest.LogCaptureFixture) -> None:
         assert safely(lambda: 1 // 0) is None
     assert caplog.records[0].levelname == "DEBUG"
     assert caplog.records[0].exc_info is not None
+
+
+@pytest.mark.parametrize(
+    ("set_up", "name"),
+    [
+        ("sys.argv = ['/srv/app/react.py', '--port', '1']", "react.py"),
+        ("sys.argv = ['/srv/\u0430gent.py']", "%D0%B0gent.py"),
+        ("sys.argv = ['']", None),
+        ("sys.argv = ['-c']", None),
+        ("sys.argv = []", None),
+        ("sys.argv = [b'agent.py']", None),
+        ("sys.argv = [7]", None),
+        ("sys.argv = None", None),
+        ("del sys.argv", None),
+        ("del sys.modules['__main__'], sys.argv", None),
+        ("sys.argv = ['agent.py']; __spec__ = ModuleSpec('shop.agent', None)", "shop.agent"),
+        ("sys.argv = ['agent.py']; __spec__ = ModuleSpec('shop.__main__', None)", "shop"),
+        ("sys.argv = ['agent.py']; __spec__ = ModuleSpec('__main__', None)", "agent.py"),
+        ("os.environ['AUTELLIX_PROGRAM_NAME'] = 'mine'; sys.argv = ['agent.py']", "mine"),
+        ("os.environ['AUTELLIX_PROGRAM_ID'] = 'of-others'; sys.argv = ['agent.py']", None),
+    ],
+)
+def test_the_implicit_program_is_named_after_the_script(
+    set_up: str, name: str | None, run_script: Callable[..., str]
+) -> None:
+    """Whatever an embedding program has made of `sys.argv`: the import works."""
+    script = f"import os, sys\nfrom importlib.machinery import ModuleSpec\n{set_up}\nimport autellix\n"
+    assert run_script(script + "print(autellix.current().name)").strip() == str(name)

@@ -136,6 +136,17 @@ def test_an_odd_name_loses_no_call_and_no_identity(agent: Agent, made: Any) -> N
     assert agent.programs() == {"call": "team"}
 
 
+def test_an_odd_name_loses_no_session(agent: Agent) -> None:
+    def work() -> None:
+        with autellix.session("mine"):
+            agent.ask("call")
+
+    thread = Odd(target=work)
+    thread.made = RuntimeError("no name")
+    run_in(thread)
+    assert agent.backend.by_content()["call"]["x-autellix-session-id"] == "mine"
+
+
 def test_a_thread_that_is_gone_has_no_name() -> None:
     carrier = threading.Thread(name="short")
     thread = ProgramThread(programs.implicit, ())

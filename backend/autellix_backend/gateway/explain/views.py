@@ -16,7 +16,7 @@ from autellix_backend.observe.settled_call import SettledCall
 from autellix_backend.reports.snapshot import CallSnapshot
 from autellix_backend.stores.base import CallStart, ProgramView, StoredCall
 
-MAX_THREAD_NAMES = 32
+MAX_THREAD_NAMES = 16
 """Names of one program's threads that its row lists."""
 
 
