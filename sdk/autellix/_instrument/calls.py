@@ -258,7 +258,8 @@ def _make_headers(account: Account) -> tuple[dict[str, str], ClientSession]:
     if program.name is not None:
         headers[names.PROGRAM_NAME] = program.name
     # This one is checked here, because users may rename tasks and threads at any time.
-    if (thread_name := quote_name(thread.thread_name or "")) is not None:
+    thread_name = thread.thread_name
+    if thread_name and (thread_name := quote_name(thread_name)):
         headers[names.THREAD_NAME] = thread_name
     _add_expectations(headers, program)
     if parents is not None:

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from autellix._sessions.session import ClientSession
 
 MAX_ANCESTORS = 4
-NUMBERED = frozenset({"Task", "Thread", "Greenlet"})
-"""The first words of names such as "Task-12" and "Thread-3 (run)"."""
+NUMBERED = ("Task-", "Thread-", "Greenlet-")
+"""The beginnings of names such as "Task-12" and "Thread-3 (run)"."""
 
 
 class ProgramThread:
@@ -44,7 +44,7 @@ class ProgramThread:
     carrier: weakref.ref[Any] | None = None
     """The task or `threading.Thread` that this thread is attached to."""
     name: str | None = None
-    """The name that a scope or a framework has given it."""
+    """From a scope, a framework, or its task; empty if it has none, None before its first call."""
     frame: FrameType | None = None
     """The generator that opened this scope; the scope holds only while the generator runs."""
     branch_point: Progress | None = None
@@ -125,14 +125,22 @@ class ProgramThread:
     @property
     def thread_name(self) -> str | None:
         """Its name, else that of the nearest ancestor with one: libraries make calls in tasks of theirs."""
-        above = (thread for reference in self.ancestors if (thread := reference()) is not None)
-        return next((name for thread in (self, *above) if (name := thread._own_name()) is not None), None)
+        return safely(self._find_name)
 
-    def _own_name(self) -> str | None:
-        """Return its name, else that of its task or thread unless Python or AnyIO has made it up."""
-        if self.name is not None or self.carrier is None:
-            return self.name
-        return safely(_name_of, self.carrier())
+    def _find_name(self) -> str | None:
+        name = self._own_name()
+        for reference in self.ancestors:
+            if name:
+                break
+            thread = reference()
+            name = "" if thread is None else thread._own_name()
+        return name or None
+
+    def _own_name(self) -> str:
+        if self.name is None:
+            # Kept: a thread has one name, and each call asks for those of its ancestors.
+            self.name = _given_name(None if self.carrier is None else self.carrier())
+        return self.name
 
     def open_session(self) -> ClientSession | None:
         """Return the session that the user has opened around it, while that is open."""
@@ -304,13 +312,15 @@ def _take_first(children: deque[ProgramThread] | tuple[()]) -> ProgramThread | N
         return None
 
 
-def _name_of(carrier: Any) -> str | None:
+def _given_name(carrier: Any) -> str:
+    """Return the name of a task or `threading.Thread`; empty if Python or AnyIO has made it up."""
     # A task has a method, a thread an attribute.
     name = carrier.get_name() if hasattr(carrier, "get_name") else getattr(carrier, "name", None)
-    return name if type(name) is str and not _is_made_up(name) else None
+    return name if type(name) is str and not _is_made_up(name) else ""
 
 
 def _is_made_up(name: str) -> bool:
-    kind, _, number = name.partition("-")
-    # AnyIO names tasks after functions, such as those inside a framework's.
-    return "<locals>" in name or (kind in NUMBERED and number.partition(" ")[0].isdigit())
+    """Return whether Python has numbered it, or AnyIO named it after a function such as a framework's."""
+    if name.startswith(NUMBERED):
+        return name.partition("-")[2].partition(" ")[0].isdigit()
+    return "<locals>" in name
