@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 SESSION_ID = "X-Autellix-Session-ID"
+SESSION_PROOF = "X-Autellix-Session-Proof"
 SESSION_TOKEN = "X-Autellix-Session-Token"
 PROGRAM_ID = "X-Autellix-Program-ID"
 PROGRAM_NAME = "X-Autellix-Program-Name"

@@ -36,7 +36,7 @@ from http import HTTPStatus
 
 import msgspec
 
-from autellix_wire.headers import PROGRAM_ID, SESSION_TOKEN
+from autellix_wire.headers import PROGRAM_ID, SESSION_PROOF, SESSION_TOKEN
 from autellix_wire.paths import SESSIONS_PATH
 
 ANTHROPIC_PATH = "/v1/messages"
@@ -130,7 +130,8 @@ class SessionTokenError(GatewayError, status=HTTPStatus.UNAUTHORIZED, code="inva
     def __init__(self, problem: str, *, can_retry: bool) -> None:
         super().__init__(
             f"{SESSION_TOKEN}: the token {problem}; expected the one that POST {SESSIONS_PATH} answered "
-            "for the session of this call (gateway.strict_identity is on)",
+            f"for the session of this call, or the {SESSION_PROOF} of the client that started it "
+            "(gateway.strict_identity is on)",
             param=SESSION_TOKEN,
             # OpenAI's clients retry a 401 only if this header allows it.
             headers={"x-should-retry": "true", "retry-after-ms": "200"} if can_retry else {},

@@ -231,6 +231,39 @@ async def test_requests_about_a_session_need_its_token(serve: Serve) -> None:
         assert await delete(rig, SESSIONS + "/mine", session="mine", token=own) == 204
 
 
+def proven(session: str, program: str, proof: str) -> dict[str, str]:
+    return {**headers(session, program), "X-Autellix-Session-Proof": proof}
+
+
+async def test_a_proof_on_each_request_needs_no_token(serve: Serve) -> None:
+    """Not even a session that has started: its client tells of it beside its calls."""
+    async with serve(strict_identity=True) as rig:
+        for expected, sent in (
+            (200, proven("mine", "p", "own")),
+            (200, proven("second", "p", "own")),
+            (403, proven("theirs", "p", "other")),
+        ):
+            async with rig.client.post(rig.url + CHAT, json=HELLO, headers=sent) as answer:
+                assert answer.status == expected
+        await start(rig, "mine", "own")
+        for method, path in (("POST", "/mine/heartbeat"), ("DELETE", "/mine")):
+            for allowed, proof in (([401], "other"), ([200, 204], "own")):
+                sent = proven("mine", "p", proof)
+                async with rig.client.request(method, rig.url + SESSIONS + path, headers=sent) as answer:
+                    assert answer.status in allowed
+
+
+async def test_a_proof_opens_no_session_of_another(serve: Serve) -> None:
+    """The client may try again, with another session."""
+    async with serve(strict_identity=True) as rig:
+        await start(rig, "mine", "own")
+        sent = proven("mine", "q", "other")
+        async with rig.client.post(rig.url + CHAT, json=HELLO, headers=sent) as answer:
+            assert (answer.status, answer.headers["x-should-retry"]) == (401, "true")
+        async with rig.client.delete(rig.url + PROGRAMS + "/q", headers=sent) as answer:
+            assert answer.status == 401
+
+
 async def test_a_token_ends_with_its_session(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running_sessions, "START_WINDOW_S", 0.05)
     async with serve(strict_identity=True) as rig:

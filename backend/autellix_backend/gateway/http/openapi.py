@@ -38,6 +38,7 @@ from autellix_wire.headers import (
     PROGRAM_NAME,
     QUEUE_LEVEL,
     SESSION_ID,
+    SESSION_PROOF,
     SESSION_TOKEN,
     THREAD_ID,
     THREAD_NAME,
@@ -59,7 +60,8 @@ class IdentityHeaders(BaseModel):
 
     program_id: Id = _header(PROGRAM_ID, "The program")
     session_id: Id = _header(SESSION_ID, "The session; also the program, if none is named")
-    session_token: str = _header(SESSION_TOKEN, "The proof that the session is the client's")
+    session_proof: str = _header(SESSION_PROOF, "The secret of the client that the session belongs to")
+    session_token: str = _header(SESSION_TOKEN, "The token of the session, in place of the proof")
     program_name: Id = _header(PROGRAM_NAME, "The program's class")
     thread_id: Id = _header(THREAD_ID, "The branch inside the program")
     thread_name: Id = _header(THREAD_NAME, "The branch's name, such as an agent's")

@@ -100,7 +100,7 @@ async def start_session(
 
 async def _scoped(session_id: Id, viewer: Viewer, parts: Parts, request: Request) -> str:
     scoped_id = viewer.scoped(session_id)
-    parts.tokens.check(scoped_id, read_headers(request.scope))
+    await parts.tokens.check(scoped_id, read_headers(request.scope))
     return scoped_id
 
 

@@ -1,13 +1,14 @@
 """Session tokens: the proof that a call's ids come from the client whose session they name.
 
 A session has an owner: the API key that started it, or where the gateway has no keys, the client that knows a
-proof which it made itself and sent along. The token names the owner and authenticates it and the session's id
-by HMAC-SHA256 under the gateway's secret, so gateways that share `gateway.token_secret` accept each other's.
+proof which it made itself. Our client's requests bring that proof along. For others the start of a session
+answers a token: it names the owner and authenticates it and the session's id by HMAC-SHA256 under the
+gateway's secret, so gateways that share `gateway.token_secret` accept each other's.
 
 With `gateway.strict_identity` the store keeps the owner of each session and program: only the owner gets the
-session's token, by starting the session again, and a call needs the token of a running session whose owner is
-also its program's. Otherwise a call without a token is trusted, and one with a foreign token is anonymous:
-a program of its own, which neither joins nor delays another.
+session's token, by starting the session again, and a call needs the proof or the token of its session's
+owner, who is also its program's. Otherwise a call without a token is trusted, and one with a foreign token is
+anonymous: a program of its own, which neither joins nor delays another.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ from autellix_backend.gateway.identity.aliases import FOREIGN_TOKEN
 from autellix_backend.gateway.identity.identity import Identity
 from autellix_backend.gateway.identity.running_sessions import RunningSessions
 from autellix_backend.gateway.tenancy.tenants import Tenant, presented_key
-from autellix_wire.headers import SESSION_ID, SESSION_TOKEN
+from autellix_wire.headers import SESSION_ID, SESSION_PROOF, SESSION_TOKEN
 
+PROOF_HEADER = SESSION_PROOF.lower()
 TOKEN_HEADER = SESSION_TOKEN.lower()
 SECRET_BYTES = 32
 OWNER_BYTES = 12
@@ -101,17 +103,32 @@ class SessionTokens:
         token = headers.get(TOKEN_HEADER, "")
         return await self._prove(None if session is None else tenant.scoped(session), token, headers)
 
-    def check(self, session_id: str, headers: Mapping[str, str]) -> None:
-        """Check that a request about a session has its token, where identity is strict.
+    async def check(self, session_id: str, headers: Mapping[str, str]) -> None:
+        """Check that a request about a session is its owner's, where identity is strict.
 
         Raises:
-            SessionTokenError: if it lacks it.
+            SessionTokenError: if it does not prove it.
         """
-        token = headers.get(TOKEN_HEADER, "")
-        if self.is_strict and not self._authentic_owner(token, session_id, headers):
+        if not self.is_strict:
+            return
+        token = headers.get(TOKEN_HEADER)
+        if token is None and PROOF_HEADER in headers:
+            await self._prove_owner(session_id, headers)
+        elif not self._authentic_owner(token or "", session_id, headers):
             raise SessionTokenError("is not that of the session", can_retry=False)
 
+    async def _prove_owner(self, session_id: str, headers: Mapping[str, str]) -> str:
+        """Return the owner that a request with a proof speaks for; the session may not be another's."""
+        owner = self.claim(session_id, headers, headers[PROOF_HEADER])
+        running = await self.running.owner(session_id)
+        if running and running != owner:
+            # A client whose key has changed makes another session.
+            raise SessionTokenError("is missing, and the session is another client's", can_retry=True)
+        return owner
+
     async def _prove(self, session_id: str | None, token: str | None, headers: Mapping[str, str]) -> str:
+        if not token and session_id is not None and PROOF_HEADER in headers:
+            return await self._prove_owner(session_id, headers)
         if token is None:
             return await self._prove_start(session_id, headers)
         owner = None if session_id is None else self._authentic_owner(token, session_id, headers)
