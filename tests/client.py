@@ -32,4 +32,4 @@ def switched_on() -> Iterator[None]:
             if thread.name == "autellix-control":
                 thread.join(PATIENCE_S)
                 assert not thread.is_alive()
-        backends.configure({})
+        backends.configure(())

@@ -51,8 +51,8 @@ def status() -> dict[str, Any]:
 
     Returns:
         `is_on`; `has_reached`, whether a call has carried an identity; `configured`, the addresses that get
-        headers, empty for the rule of nearby and marked hosts; `backends`, with their `state` ("known",
-        "unknown" or "foreign") and `sessions` (`id`, `state`, `failures` since the last success);
+        headers, empty for those that answer as Autellix; `backends`, with `has_answered` (whether a call's
+        answer carried the mark) and `sessions` (`id`, `is_running`, `failures` since the last success);
         `libraries`, the patched modules that are loaded; `missing`, methods that they lack.
     """
     from autellix._instrument.status import describe

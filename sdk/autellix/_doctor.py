@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import sys
 from importlib import metadata, util
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 from autellix import _environment
 from autellix._ids import ids
 from autellix._instrument.switch import INSTRUMENTORS
-from autellix._sessions.backends import Backend, key_headers
-from autellix._sessions.exchange import close_connections, exchange
-from autellix._sessions.session import Registration
+from autellix._sessions.backends import Backend
+from autellix_wire.headers import SESSION_ID, SESSION_PROOF
 from autellix_wire.paths import SESSIONS_PATH
 from autellix_wire.sessions import InvalidBodyError, SessionStart, SessionStarted
 
@@ -19,11 +20,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
 
-    from autellix._environment import Origin
-
 DEFAULT_URL = "http://127.0.0.1:8000"
 KEY_VARIABLE = "OPENAI_API_KEY"
 OK, FAILED = 0, 1
+LIMIT_S = 2.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,10 +51,7 @@ def diagnose(base_url: str | None, api_key: str | None) -> tuple[list[str], int]
             lines.append(f"backend: {error}")
             code = FAILED
             continue
-        try:
-            problem = _problem_at(origin, root, api_key)
-        finally:
-            close_connections()
+        problem = _problem_at(Backend(origin, root, is_configured=True), api_key)
         lines.append(f"backend {url.strip()}: {problem or 'answers, and starts sessions'}")
         code = FAILED if problem else code
     return lines + _libraries(), code
@@ -64,21 +61,33 @@ def _is_disabled() -> bool:
     return _environment.is_set(_environment.DISABLED_VARIABLE)
 
 
-def _problem_at(origin: Origin, root: str, api_key: str | None) -> str | None:
-    account = Backend(origin, root, is_configured=True).account(key_headers(api_key))
-    registration = Registration(account, ids.make("session"))
-    start = SessionStart(session_id=registration.session_id)
-    answer = exchange(account, "POST", SESSIONS_PATH, start.to_bytes())
-    if answer is None:
-        return "nobody answers; is the gateway running, and is this its address?"
-    if answer[0] in (401, 403):
-        return f"refuses the key (status {answer[0]}); set {KEY_VARIABLE} or --api-key"
+def _problem_at(backend: Backend, api_key: str | None) -> str | None:
+    session_id = ids.make("session")
+    start = SessionStart(session_id=session_id, proof=backend.proof)
+    headers = {SESSION_ID: session_id, SESSION_PROOF: backend.proof, "Content-Type": "application/json"}
+    if api_key is not None:
+        headers["Authorization"] = f"Bearer {api_key}"
     try:
-        registration.token = SessionStarted.from_bytes(answer[1]).token
+        status, body = _answer(Request(backend.url + SESSIONS_PATH, start.to_bytes(), headers))
+    except OSError as error:
+        return f"nobody answers ({error}); is the gateway running, and is this its address?"
+    if status in (401, 403):
+        return f"refuses the key (status {status}); set {KEY_VARIABLE} or --api-key"
+    try:
+        SessionStarted.from_bytes(body)
     except InvalidBodyError:
-        return f"is not an Autellix gateway (status {answer[0]}); its calls are in no program"
-    exchange(account, "DELETE", registration.path(), None, proof=registration.proof())
+        return f"is not an Autellix gateway (status {status}); its calls are in no program"
+    _answer(Request(f"{backend.url}{SESSIONS_PATH}/{session_id}", headers=headers, method="DELETE"))
     return None
+
+
+def _answer(request: Request) -> tuple[int, bytes]:
+    try:
+        with urlopen(request, timeout=LIMIT_S) as response:
+            return response.status, response.read()
+    except HTTPError as error:
+        with error:
+            return error.code, error.read()
 
 
 def _libraries() -> list[str]:

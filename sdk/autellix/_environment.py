@@ -19,6 +19,8 @@ PROGRAM_ID_VARIABLE = "AUTELLIX_PROGRAM_ID"
 PROGRAM_NAME_VARIABLE = "AUTELLIX_PROGRAM_NAME"
 
 Origin = tuple[str, str, int]
+Address = tuple[Origin, str]
+"""An origin, and a root path there."""
 PORTS = {"http": 80, "https": 443}
 
 
@@ -49,7 +51,7 @@ def program_of_process() -> tuple[str | None, str | None]:
     return name, program_id
 
 
-def parse_base_url(url: str) -> tuple[Origin, str]:
+def parse_base_url(url: str) -> Address:
     """Split a backend's address into its origin and its root path, without the `/v1` of OpenAI clients.
 
     Raises:
@@ -67,18 +69,18 @@ def parse_base_url(url: str) -> tuple[Origin, str]:
     return origin, parts.path.rstrip("/").removesuffix("/v1")
 
 
-def parse_base_urls(base_urls: str | Iterable[str]) -> dict[Origin, str]:
-    """Parse addresses, comma separated or one by one, into root paths by origin."""
+def parse_base_urls(base_urls: str | Iterable[str]) -> list[Address]:
+    """Parse addresses, comma separated or one by one."""
     urls = base_urls.split(",") if isinstance(base_urls, str) else base_urls
-    return dict(parse_base_url(url) for url in urls if str.strip(url))
+    return [parse_base_url(url) for url in urls if str.strip(url)]
 
 
-def configured_backends() -> dict[Origin, str]:
+def configured_backends() -> list[Address]:
     """Parse `AUTELLIX_BASE_URL`; a malformed address is ignored with a warning: an import must not raise."""
-    found: dict[Origin, str] = {}
+    found: list[Address] = []
     for url in os.environ.get(BASE_URL_VARIABLE, "").split(","):
         try:
-            found.update(parse_base_urls(url))
+            found += parse_base_urls(url)
         except ValueError as error:
             log_warning("%s: %s; it is ignored", BASE_URL_VARIABLE, error)
     return found

@@ -89,8 +89,6 @@ class RecordingBackend:
     """Returns the answer to a body: a text, or a message such as `tool_call` returns."""
     is_autellix: bool = True
     heartbeat_s: float = 60.0
-    token: str | None = None
-    """The session token it returns."""
     statuses: list[int] = field(default_factory=list)
     """The statuses of the next calls; then 200."""
     control_statuses: list[int] = field(default_factory=list)
@@ -100,7 +98,7 @@ class RecordingBackend:
     """Further headers of the answers to calls."""
     recorded: list[RecordedCall] = field(default_factory=list)
     control: list[tuple[str, str, str]] = field(default_factory=list)
-    """Requests of the sessions API: method, path, body; GONE when a watched client has exited."""
+    """Requests of the sessions API: method, path, body."""
     credentials: list[str | None] = field(default_factory=list)
     """The API key of each POST to the sessions API, as its header has it."""
     _server: _RecordingServer | None = None
@@ -225,13 +223,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def do_GET(self) -> None:
-        if API_PREFIX in self.path and self.path.endswith("/watch") and self.server.backend.is_autellix:
-            # Stays open until the client closes it.
-            self.server.backend.control.append(("GET", self.path, ""))
-            self.rfile.read(1)
-            self.server.backend.control.append(("GONE", self.path, ""))
-            self.close_connection = True
-        elif self.path.endswith("/models"):
+        if self.path.endswith("/models"):
             model = {"id": "recording", "object": "model", "created": 1, "owned_by": "autellix"}
             self._answer(200, json.dumps({"object": "list", "data": [model]}).encode())
         else:
@@ -258,14 +250,9 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(backend.control_statuses.pop(0), b"{}")
         elif not backend.is_autellix:
             self._answer(404, b'{"detail":"Not Found"}')
-        elif self.path.endswith("/heartbeat"):
-            self._answer(200, b"{}")
         else:
             started = SessionStarted(
-                session_id=json.loads(body)["session_id"],
-                heartbeat_s=backend.heartbeat_s,
-                version="0",
-                token=backend.token,
+                session_id=json.loads(body)["session_id"], heartbeat_s=backend.heartbeat_s, version="0"
             )
             self._answer(201, started.to_bytes())
 

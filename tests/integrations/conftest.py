@@ -27,6 +27,6 @@ def sdk() -> Iterator[None]:
 @pytest.fixture
 def backend(sdk: None) -> Iterator[RecordingBackend]:
     with RecordingBackend() as backend:
-        # Named, so that no first call goes without headers because the answer to a probe is late.
+        # Named: its first call has headers too.
         autellix.configure(backend.url)
         yield backend

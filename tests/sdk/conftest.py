@@ -16,7 +16,6 @@ from tests.sdk.propagation import Agent
 from tests.waiting import PATIENCE_S
 
 import autellix
-from autellix._instrument import calls
 from autellix.testing import RecordingBackend
 
 
@@ -50,10 +49,8 @@ def backend(make_backend: Callable[..., Recording]) -> Recording:
 
 
 @pytest.fixture
-def sdk(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def sdk() -> Iterator[None]:
     """The client, switched on for this test only."""
-    # A busy machine may take longer to answer than a program should wait.
-    monkeypatch.setattr(calls, "PROBE_WAIT_S", 5.0)
     with switched_on():
         yield
 

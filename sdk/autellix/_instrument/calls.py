@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import sys
-import time
-
 from autellix._faults import safely
 from autellix._ids import ids
 from autellix._programs.registry import programs
 from autellix._programs.running import running_thread
 from autellix._propagation import propagation
 from autellix._scopes.scopes import quote_name
-from autellix._sessions.backends import FOREIGN, KEY_HEADERS, KNOWN, UNKNOWN, backends, key_headers
+from autellix._sessions.backends import KEY_HEADERS, backends, key_headers
 from autellix._sessions.keeper import keeper
-from autellix._sessions.session import REGISTERED
+from autellix._sessions.route import route_of, socket_of
 from autellix_wire import headers as names
 from autellix_wire.flags import IMPLICIT, TRUNCATED
 from autellix_wire.ids import format_interceptions, format_parents
@@ -23,20 +20,20 @@ if TYPE_CHECKING:
     from typing import Any
 
     from autellix._programs.program import ClientProgram
+    from autellix._programs.thread import ProgramThread
     from autellix._sessions.backends import Account, Backend, Credentials
     from autellix._sessions.session import ClientSession, Registration
 
-PROBE_WAIT_S = 0.05
-"""How long the first call to a host that is not configured waits for its probe."""
-POLL_S = 0.001
+CALL_PATHS = (
+    *("/completions", "/responses", "/v1/messages"),
+    *("/embeddings", "/score", "/rerank", "/classify", "/pooling"),
+)
+"""How the paths end whose requests are calls, as the gateway has them."""
 CALL_EXTENSION = "autellix"
 """The extension of a request that holds its call, for the response: httpx leaves extensions out of copies."""
 VERSION_NAME = names.VERSION.lower().encode("ascii")
-IDENTITY_SOURCE_NAME = names.IDENTITY_SOURCE.lower().encode("ascii")
 PREFIX = "x-autellix-"
 """Of all our headers."""
-FOREIGN_TOKEN = b"foreign-token"
-"""The identity source of a call whose token the backend refused."""
 RAW_NAMES = {
     name: (name.encode("ascii"), name.lower().encode("ascii"))
     for constant, name in vars(names).items()
@@ -45,52 +42,88 @@ RAW_NAMES = {
 """Our header names, as sent and in lower case."""
 
 
+unsafe_packages: set[str] = set()
+"""Versions of httpx whose redirects we cannot keep from carrying ids: their requests get none."""
+
+
 class CallHeaders:
     """The headers of one call, made at the first attempt and kept for the retries."""
 
-    __slots__ = ("headers", "registration", "session")
+    __slots__ = ("credentials", "headers", "is_call", "registration", "session")
 
     registration: Registration
     """Of the session, where the latest attempt went."""
+    credentials: Credentials
+    """The key of the latest attempt."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_call: bool = True) -> None:
         self.headers: dict[str, str] | None = None
         self.session = keeper.process_session
+        self.is_call = is_call
+        """Whether the request makes a call; any other carries where it belongs, and changes nothing."""
 
-    def for_attempt(self, account: Account) -> dict[str, str]:
-        """Return the headers of an attempt, none for an unknown host; register the session if that is due."""
-        if account.backend.state == UNKNOWN:
-            self.registration = keeper.on_call(account, self.session)
-            return {}
+    def for_attempt(self, account: Account, credentials: Credentials) -> dict[str, str]:
+        """Return the headers of an attempt by an account, with one of its keys."""
         if self.headers is None:
-            self.headers, self.session = _make_headers(account)
-        registration = self.registration = keeper.on_call(account, self.session)
-        if registration.state != REGISTERED or registration.token is None:
-            return self.headers
-        # Not kept with the other headers: a retry sends a token that has arrived since.
-        return {**self.headers, names.SESSION_TOKEN: registration.token}
+            self.headers, self.session = _make_headers(account, is_call=self.is_call)
+        self.registration, self.credentials = self.session.registration(account), credentials
+        # At each attempt: the session may be another one by then.
+        self.headers[names.SESSION_ID] = self.registration.session_id
+        return self.headers
 
 
-def backend_of(url: Any, client: Any = None) -> Backend | None:
-    """Return the backend at a URL, as an httpx client reaches it; None if it gets no headers."""
-    return backends.find(url.scheme, url.host, url.port, url.path, _socket_of(client))
+class Destination:
+    """Where an httpx client sends requests: a backend, and the way there."""
+
+    __slots__ = ("_account", "_route", "backend")
+
+    def __init__(self, backend: Backend, client: Any, url: Any) -> None:
+        self.backend = backend
+        self._route = None if client is None else safely(route_of, client, url)
+        self._account: Account | None = None
+
+    def account(self, credentials: Credentials, *, is_clients: bool) -> Account:
+        """Return the account of a key.
+
+        Args:
+            credentials: The values of KEY_HEADERS.
+            is_clients: Whether the key is the client's own, of which one follows the other.
+        """
+        account = self._account if is_clients else None
+        if account is None or account.mark != hash(credentials):
+            account = self.backend.account(credentials, account)
+            account.route = account.route or self._route
+            if is_clients:
+                self._account = account
+        return account
 
 
-def _socket_of(client: Any) -> str | None:
-    """Return the path of the unix socket that an httpx client calls, if it does."""
-    pool = getattr(getattr(client, "_transport", None), "_pool", None)
-    path = getattr(pool, "_uds", None)
-    return path if isinstance(path, str) else None
+def destination_of(url: Any, client: Any = None) -> Destination | None:
+    """Return where a URL leads, as an httpx client reaches it; None if that gets no headers."""
+    backend = backends.find(url.scheme, url.host, url.port, url.path, socket_of(client))
+    return None if backend is None else Destination(backend, client, url)
 
 
-def annotate(backend: Backend, call: CallHeaders, request: Any) -> None:
-    """Add our headers to one attempt of a call, and register the session if that is due."""
-    if backend.state == FOREIGN:
-        # The probe finished while the call waited for it.
+def makes_call(path: str) -> bool:
+    """Return whether a POST to a path makes a call, and does not only ask or upload something."""
+    return path.endswith(CALL_PATHS) or path.partition("?")[0].endswith(CALL_PATHS)
+
+
+def annotate(destination: Destination, call: CallHeaders, request: Any, *, is_clients: bool = False) -> None:
+    """Add our headers to one attempt of a call.
+
+    Args:
+        destination: Where the request goes.
+        call: The call, whose earlier attempts had the same headers.
+        request: An httpx request.
+        is_clients: Whether the key in it is the client's own.
+    """
+    if unsafe_packages and type(request).__module__.partition(".")[0] in unsafe_packages:
         return
     entries = _entries(request.headers)
     present = _present(request.headers, entries)
-    ours = call.for_attempt(_account(backend, present))
+    credentials = tuple(map(present.get, KEY_HEADERS))
+    ours = call.for_attempt(destination.account(credentials, is_clients=is_clients), credentials)
     _add(request.headers, entries, present, ours)
     request.extensions[CALL_EXTENSION] = call
 
@@ -100,11 +133,6 @@ def _present(headers: Any, entries: list[tuple[bytes, bytes, bytes]] | None) -> 
     if entries is not None:
         return {entry[1]: entry[2] for entry in entries}
     return {name.lower().encode("latin-1"): value.encode("latin-1") for name, value in headers.items()}
-
-
-def _account(backend: Backend, present: dict[bytes, bytes]) -> Account:
-    """Return the account of the API key in a request's headers."""
-    return backend.account(tuple(map(present.get, KEY_HEADERS)))
 
 
 def _add(
@@ -141,38 +169,46 @@ def headers(url: str, *, api_key: str | None = None) -> dict[str, str]:
     return safely(headers_for, url, key_headers(api_key)) or {}
 
 
-def headers_for(url: str, credentials: Credentials) -> dict[str, str]:
-    """Return the headers of one call; none for a host that is no backend."""
+def headers_for(url: str, credentials: Credentials, *, is_call: bool = True) -> dict[str, str]:
+    """Return the headers of one request; none for a host that is no backend."""
     from urllib.parse import urlsplit
 
     parts = urlsplit(url)
     backend = backends.find(parts.scheme, parts.hostname or "", parts.port, parts.path)
     if backend is None or not propagation.is_on:
         return {}
-    return CallHeaders().for_attempt(backend.account(credentials))
+    return CallHeaders(is_call=is_call).for_attempt(backend.account(credentials), credentials)
 
 
-def observe(response: Any) -> None:
-    """Learn from the response to one attempt of a call: where a backend is, and whether our session holds."""
-    request, headers = response.request, response.headers
+def is_annotated(request: Any) -> bool:
+    """Return whether a request carries our headers already."""
+    return CALL_EXTENSION in request.extensions or names.CALL_ID in request.headers
+
+
+def observe(response: Any, client: Any = None, call: CallHeaders | None = None) -> None:
+    """Learn from the response to one attempt of a call: where a backend is, and that it knows our key.
+
+    Args:
+        response: An httpx response.
+        client: The httpx client that got it, if that is known.
+        call: The call, unless its request carries it.
+    """
+    request = response.request
     if request.method != "POST" or not propagation.is_on:
         return
-    call = _answered_call(response)
-    is_ours = _value(headers, VERSION_NAME) is not None
+    is_ours = _has(response.headers, VERSION_NAME)
+    call = call or _answered_call(response)
     if call is not None:
-        backend = call.registration.account.backend
-        if is_ours and backend.state != KNOWN:
-            backends.confirm(backend)
-        is_refused = _value(headers, IDENTITY_SOURCE_NAME) == FOREIGN_TOKEN
-        keeper.on_answer(call.registration, response.status_code, is_ours=is_ours, is_refused=is_refused)
+        if is_ours:
+            keeper.on_answer(call.session, call.registration, call.credentials, response.status_code)
         return
     url = request.url
     if response.history and response.history[0].url.host != url.host:
         # Another host has sent it here, by a path of its own choice.
         return
     if is_ours:
-        backends.discover(url.scheme, url.host, url.port, url.path)
-    else:
+        backends.discover(url.scheme, url.host, url.port, url.path, socket_of(client))
+    elif makes_call(url.path):
         backends.miss(url.host)
 
 
@@ -185,25 +221,25 @@ def _answered_call(response: Any) -> CallHeaders | None:
     return call
 
 
-def drop_identity(headers: Any, sender: Any, target: Any) -> None:
-    """Remove our headers from a request that a backend redirects to another host."""
-    if (sender.host, sender.port) == (target.host, target.port):
-        return
-    if sender.host == target.host and target.scheme == "https":
+def drop_identity(headers: Any, request: Any, target: Any) -> None:
+    """Remove our headers from a redirected request, unless it goes to the same backend."""
+    call: CallHeaders | None = request.extensions.get(CALL_EXTENSION)
+    sender = request.url
+    is_same_host = sender.host == target.host and (sender.port == target.port or target.scheme == "https")
+    if is_same_host and call is not None and call.registration.account.backend.serves(target.path):
         return
     for name in [name for name in headers if name.lower().startswith(PREFIX)]:
         del headers[name]
 
 
-def _value(headers: Any, name: bytes) -> bytes | None:
+def _has(headers: Any, name: bytes) -> bool:
     entries = _entries(headers)
     if entries is None:
-        found = headers.get(name.decode("ascii"))
-        return None if found is None else found.encode("latin-1")
-    for _, lower, value in entries:
-        if lower == name:
-            return value
-    return None
+        return name.decode("ascii") in headers
+    for entry in entries:  # noqa: SIM110 - a generator would take as long as the rest
+        if entry[1] == name:
+            return True
+    return False
 
 
 def _entries(headers: Any) -> list[tuple[bytes, bytes, bytes]] | None:
@@ -215,45 +251,17 @@ def _entries(headers: Any) -> list[tuple[bytes, bytes, bytes]] | None:
     return entries if type(entries) is list and entries and len(entries[0]) == 3 else None
 
 
-def probe(backend: Backend, headers: Any) -> None:
-    """Ask a host that is not configured whether it is an Autellix backend; `headers` may hold the key."""
-    present = {} if headers is None else _present(headers, _entries(headers))
-    keeper.on_call(_account(backend, present), keeper.process_session)
-
-
-def wait_for_probe(backend: Backend) -> None:
-    """Wait for the probe of a host, briefly and once."""
-    backend.wait(PROBE_WAIT_S)
-    backend.has_waited = True
-
-
-async def wait_for_probe_async(backend: Backend) -> None:
-    """Wait as `wait_for_probe` does, without blocking the event loop."""
-    asyncio = sys.modules.get("asyncio")
-    if asyncio is None or asyncio._get_running_loop() is None:
-        wait_for_probe(backend)
-        return
-    deadline_s = time.monotonic() + PROBE_WAIT_S
-    while not backend.is_probed and time.monotonic() < deadline_s:
-        await asyncio.sleep(POLL_S)
-    backend.has_waited = True
-
-
-def _make_headers(account: Account) -> tuple[dict[str, str], ClientSession]:
+def _make_headers(account: Account, *, is_call: bool) -> tuple[dict[str, str], ClientSession]:
     thread = running_thread()
     program = thread.program
     session = thread.open_session() or keeper.process_session
-    call_id = ids.make("call")
-    parents = thread.record_call(call_id)
     backends.has_reached = True
-    registration = session.registration(account)
-    program.registrations.add(registration)
     # A value that a header cannot carry would make the user's call fail: each is checked where it enters.
     headers = {
-        names.SESSION_ID: registration.session_id,
+        names.SESSION_ID: "",
+        names.SESSION_PROOF: account.backend.proof,
         names.PROGRAM_ID: program.program_id,
         names.THREAD_ID: str(thread.thread_id),
-        names.CALL_ID: call_id,
     }
     if program.name is not None:
         headers[names.PROGRAM_NAME] = program.name
@@ -261,19 +269,35 @@ def _make_headers(account: Account) -> tuple[dict[str, str], ClientSession]:
     thread_name = thread.thread_name
     if thread_name and (thread_name := quote_name(thread_name)):
         headers[names.THREAD_NAME] = thread_name
+    if is_call:
+        if program is not programs.implicit:
+            # The process's own program is never ended.
+            program.note_registration(session.registration(account))
+        _add_call(headers, thread, program)
+    elif _is_outside(program):
+        headers[names.FLAGS] = IMPLICIT
+    return headers, session
+
+
+def _add_call(headers: dict[str, str], thread: ProgramThread, program: ClientProgram) -> None:
+    """Record a call, and add its id and what it depends on."""
+    call_id = headers[names.CALL_ID] = ids.make("call")
+    parents = thread.record_call(call_id)
     _add_expectations(headers, program)
     if parents is not None:
         headers[names.PARENT_IDS] = format_parents(parents)
     interceptions = thread.take_interceptions()
     if interceptions:
         headers[names.INTERCEPTIONS] = format_interceptions(interceptions)
-    # A web request's program, for example, is implicit for frameworks, but has a scope.
-    is_outside = program.is_implicit and program is programs.implicit
-    flags = [IMPLICIT] * is_outside + [TRUNCATED] * thread.is_truncated
+    flags = [IMPLICIT] * _is_outside(program) + [TRUNCATED] * thread.is_truncated
     thread.is_truncated = False
     if flags:
         headers[names.FLAGS] = ",".join(flags)
-    return headers, session
+
+
+def _is_outside(program: ClientProgram) -> bool:
+    # A web request's program, for example, is implicit for frameworks, but has a scope.
+    return program.is_implicit and program is programs.implicit
 
 
 def _add_expectations(headers: dict[str, str], program: ClientProgram) -> None:

@@ -14,7 +14,7 @@ from autellix._instrument import calls
 from autellix._instrument.patches import before
 from autellix._propagation import propagation
 from autellix._receipts import FIELD, keep, keep_comment
-from autellix._sessions.backends import FOREIGN, backends
+from autellix._sessions.backends import KEY_HEADERS, backends
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,23 +22,28 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
+    from autellix._instrument.calls import Destination
     from autellix._instrument.patches import Patches
-    from autellix._sessions.backends import Backend
 
-CACHED_BACKEND = "_autellix_backend"
-"""The attribute of a client that caches the backend of its address."""
+CACHED_DESTINATION = "_autellix_destination"
+"""The attribute of a client that caches where its address leads."""
+KEY_NAMES = frozenset(name.decode() for name in KEY_HEADERS)
 
 
 class InFlightCall:
     """One call with all its attempts."""
 
-    __slots__ = ("backend", "headers", "key", "options")
+    __slots__ = ("destination", "has_clients_key", "headers", "key", "options")
 
-    def __init__(self, key: str, options: Any, backend: Backend) -> None:
+    def __init__(self, key: str, options: Any, destination: Destination) -> None:
         self.key = key
         self.options = options
-        self.backend = backend
-        self.headers = calls.CallHeaders()
+        self.destination = destination
+        self.has_clients_key = not options.headers or not any(
+            name.lower() in KEY_NAMES for name in options.headers
+        )
+        """Whether the call brings no key of its own."""
+        self.headers = _headers_for(options)
 
 
 class InFlightCalls:
@@ -52,8 +57,8 @@ class InFlightCalls:
         options = kwargs["options"] if "options" in kwargs else args[1]
         if not propagation.is_on or options.method.lower() != "post":
             return None
-        backend = _backend_of_client(client)
-        if backend is None:
+        destination = _destination_of_client(client)
+        if destination is None:
             return None
         key = options.idempotency_key
         other = None if key is None else self._by_key.get(key)
@@ -62,9 +67,7 @@ class InFlightCalls:
             return None
         if key is None or other is not None:
             key = options.idempotency_key = ids.make("key")
-        if backend.needs_wait:
-            calls.probe(backend, _key_headers(client))
-        call = self._by_key[key] = InFlightCall(key, options, backend)
+        call = self._by_key[key] = InFlightCall(key, options, destination)
         return call
 
     def finish(self, call: InFlightCall | None) -> None:
@@ -78,33 +81,34 @@ class InFlightCalls:
         call = self._by_key.get(options.idempotency_key)
         if "://" in options.url:
             # An absolute address overrides the client's own.
-            backend = calls.backend_of(request.url, getattr(client, "_client", None))
+            destination = calls.destination_of(request.url, getattr(client, "_client", None))
         else:
-            backend = _backend_of_client(client) if call is None else call.backend
-        if backend is not None:
-            calls.annotate(backend, calls.CallHeaders() if call is None else call.headers, request)
+            destination = _destination_of_client(client) if call is None else call.destination
+        if destination is not None:
+            headers = _headers_for(options) if call is None else call.headers
+            is_clients = call is not None and call.has_clients_key
+            calls.annotate(destination, headers, request, is_clients=is_clients)
 
 
 in_flight = InFlightCalls()
 
 
-def _backend_of_client(client: Any) -> Backend | None:
-    """Return the backend at a client's own address; cached, because reading the address is slow."""
+def _headers_for(options: Any) -> calls.CallHeaders:
+    return calls.CallHeaders(is_call=calls.makes_call(options.url))
+
+
+def _destination_of_client(client: Any) -> Destination | None:
+    """Return where a client's own address leads; cached, because reading the address is slow."""
     attributes = client.__dict__
     # What `base_url` returns: in openai's clients the property runs an import at each read.
     url = attributes.get("_base_url") or client.base_url
-    cached = attributes.get(CACHED_BACKEND)
+    cached = attributes.get(CACHED_DESTINATION)
     if cached is not None and cached[0] is url and cached[1] is backends.generation:
-        found: Backend | None = cached[2]
-        return found if found is not None and found.state != FOREIGN else None
-    backend = calls.backend_of(url, getattr(client, "_client", None))
-    attributes[CACHED_BACKEND] = (url, backends.generation, backend)
-    return backend
-
-
-def _key_headers(client: Any) -> dict[str, str] | None:
-    headers = getattr(client, "auth_headers", None)
-    return headers if isinstance(headers, dict) else None
+        found: Destination | None = cached[2]
+        return found
+    destination = calls.destination_of(url, getattr(client, "_client", None))
+    attributes[CACHED_DESTINATION] = (url, backends.generation, destination)
+    return destination
 
 
 def _patch_build_request(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -120,14 +124,12 @@ def _patch_request(original: Callable[..., Any]) -> Callable[..., Any]:
     def request(self: Any, *args: Any, **kwargs: Any) -> Any:
         call = safely(in_flight.begin, self, args, kwargs)
         try:
-            if call is not None and call.backend.needs_wait:
-                calls.wait_for_probe(call.backend)
             result = original(self, *args, **kwargs)
             if call is not None:
                 _keep_receipt(result)
             return result
         except Exception as error:
-            safely(_observe_error, error)
+            safely(_observe_error, self, error)
             raise
         finally:
             in_flight.finish(call)
@@ -139,14 +141,12 @@ def _patch_async_request(original: Callable[..., Any]) -> Callable[..., Any]:
     async def request(self: Any, *args: Any, **kwargs: Any) -> Any:
         call = safely(in_flight.begin, self, args, kwargs)
         try:
-            if call is not None and call.backend.needs_wait:
-                await calls.wait_for_probe_async(call.backend)
             result = await original(self, *args, **kwargs)
             if call is not None:
                 _keep_receipt(result)
             return result
         except Exception as error:
-            safely(_observe_error, error)
+            safely(_observe_error, self, error)
             raise
         finally:
             in_flight.finish(call)
@@ -174,16 +174,20 @@ def instrument_streams(patches: Patches, module: ModuleType) -> None:
     patches.apply(getattr(module, "SSEDecoder", None), "decode", _patch_decode)
 
 
-def _observe_error(error: Exception) -> None:
+def _observe_error(client: Any, error: Exception) -> None:
     response = getattr(error, "response", None)
     if response is not None:
-        calls.observe(response)
+        _observe(client, response)
+
+
+def _observe(client: Any, response: Any, *_: object) -> None:
+    calls.observe(response, getattr(client, "_client", None))
 
 
 def _patch_process_response(original: Callable[..., Any]) -> Callable[..., Any]:
     def _process_response(self: Any, *args: Any, **kwargs: Any) -> Any:
         if "response" in kwargs:
-            safely(calls.observe, kwargs["response"])
+            safely(_observe, self, kwargs["response"])
         # Of an async client this is a coroutine.
         return original(self, *args, **kwargs)
 
@@ -194,7 +198,7 @@ def instrument_client(patches: Patches, module: ModuleType) -> None:
     """Patch the base classes of all clients in the package, as far as this version has them."""
     base = getattr(module, "BaseClient", None)
     patches.apply(base, "_build_request", _patch_build_request)
-    patches.apply(base, "_should_retry", before(lambda _client, response, *_: calls.observe(response)))
+    patches.apply(base, "_should_retry", before(_observe))
     for name, make in (("SyncAPIClient", _patch_request), ("AsyncAPIClient", _patch_async_request)):
         client = getattr(module, name, None)
         patches.apply(client, "request", make)

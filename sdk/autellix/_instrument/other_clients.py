@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
+    from autellix._instrument.calls import CallHeaders
     from autellix._instrument.patches import Patches
     from autellix._sessions.backends import Credentials
 
@@ -34,24 +35,44 @@ def _annotate_request(_transport: Any, request: Any) -> None:
         return
     credentials = _credentials(request.headers)
     if credentials is not None:
+        ours = calls.headers_for(request.url, credentials, is_call=calls.makes_call(request.url))
         # A new list: a retry makes its request from the old one.
-        request.headers = [*request.headers, *calls.headers_for(request.url, credentials).items()]
+        request.headers = [*request.headers, *ours.items()]
 
 
-def _annotate_post(url: Any, headers: dict[str, str] | None) -> dict[str, str] | None:
-    credentials = _credentials((headers or {}).items())
-    if not propagation.is_on or credentials is None:
-        return headers
-    return {**(headers or {}), **calls.headers_for(str(url), credentials)}
+def _begin_post(handler: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallHeaders | None:
+    """Annotate a POST of litellm's own clients; None if it goes to no backend."""
+    given = kwargs.get("headers") or {}
+    credentials = _credentials(given.items())
+    if not propagation.is_on or credentials is None or calls.unsafe_packages:
+        return None
+    client = handler.client
+    url = type(client.base_url)(str(args[0] if args else kwargs.get("url", "")))
+    destination = calls.destination_of(url, client)
+    if destination is None:
+        return None
+    call = calls.CallHeaders(is_call=calls.makes_call(url.path))
+    account = destination.account(credentials, is_clients=False)
+    kwargs["headers"] = {**given, **call.for_attempt(account, credentials)}
+    return call
 
 
 def _patch_post(original: Callable[..., Any]) -> Callable[..., Any]:
     def post(self: Any, *args: Any, **kwargs: Any) -> Any:
-        url = args[0] if args else kwargs.get("url", "")
-        annotated = safely(_annotate_post, url, kwargs.get("headers"))
-        if annotated:
-            kwargs["headers"] = annotated
-        return original(self, *args, **kwargs)
+        call = safely(_begin_post, self, args, kwargs)
+        response = original(self, *args, **kwargs)
+        safely(calls.observe, response, self.client, call)
+        return response
+
+    return post
+
+
+def _patch_async_post(original: Callable[..., Any]) -> Callable[..., Any]:
+    async def post(self: Any, *args: Any, **kwargs: Any) -> Any:
+        call = safely(_begin_post, self, args, kwargs)
+        response = await original(self, *args, **kwargs)
+        safely(calls.observe, response, self.client, call)
+        return response
 
     return post
 
@@ -65,4 +86,4 @@ def instrument_dspy(patches: Patches, module: ModuleType) -> None:
 def instrument_litellm(patches: Patches, module: ModuleType) -> None:
     """Annotate each POST of litellm's own clients; its OpenAI provider uses the OpenAI client."""
     patches.apply(module.HTTPHandler, "post", _patch_post)
-    patches.apply(module.AsyncHTTPHandler, "post", _patch_post)
+    patches.apply(module.AsyncHTTPHandler, "post", _patch_async_post)

@@ -14,24 +14,19 @@ from autellix._sessions.keeper import keeper
 def describe() -> dict[str, Any]:
     """Return what `autellix.status` documents."""
     sessions: dict[str, list[dict[str, Any]]] = {}
-    for _, registration in keeper.registrations():
-        sessions.setdefault(_url(registration.account.backend.origin), []).append(
-            {"id": registration.session_id, "state": registration.state, "failures": registration.failures}
+    for _, entry in keeper.registrations():
+        sessions.setdefault(entry.account.backend.url, []).append(
+            {"id": entry.session_id, "is_running": entry.is_running, "failures": entry.failures}
         )
     found = {
-        _url(backend.origin): {"state": backend.state, "sessions": sessions.get(_url(backend.origin), [])}
-        for backend in backends.admitted()
+        backend.url: {"has_answered": backend.has_answered, "sessions": sessions.get(backend.url, [])}
+        for backend in backends.known()
     }
     return {
         "is_on": propagation.is_on,
         "has_reached": backends.has_reached,
-        "configured": [_url(origin) for origin in backends.configured()],
+        "configured": backends.configured(),
         "backends": found,
         "libraries": sorted(name for name in switch.INSTRUMENTORS if name in sys.modules),
         "missing": switch.missing_methods(),
     }
-
-
-def _url(origin: tuple[str, str, int]) -> str:
-    scheme, host, port = origin
-    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

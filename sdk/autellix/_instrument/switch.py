@@ -119,7 +119,7 @@ def uninstrument() -> None:
         _switch.hook.remove()
         _switch.patches.revert()
         atexit.unregister(keeper.end_at_exit)
-        keeper.stop()
+        keeper.leave_all()
 
 
 def missing_methods() -> list[str]:
@@ -128,7 +128,7 @@ def missing_methods() -> list[str]:
 
 
 def configure(base_url: str | Iterable[str] | None = None) -> None:
-    """Set the backends that get headers; None restores the rule for nearby hosts.
+    """Set the backends that get headers; with None these are the hosts that answer as Autellix.
 
     Args:
         base_url: one or several addresses, such as "http://gateway:8000/v1".
@@ -136,10 +136,9 @@ def configure(base_url: str | Iterable[str] | None = None) -> None:
     Raises:
         ValueError: if an address is malformed.
     """
-    roots = _environment.parse_base_urls(base_url or ())
-    left = backends.admitted()
-    backends.configure(roots)
-    keeper.leave(left)
+    addresses = _environment.parse_base_urls(base_url or ())
+    backends.configure(addresses)
+    keeper.leave_all()
 
 
 def start() -> None:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from autellix._sessions.session import Registration
 
 MAX_NAMED_THREADS = 4096
+MAX_REGISTRATIONS = 256
 REMOTE_THREAD_IDS = 4096
 """How many thread ids each further process of a program may use."""
 
@@ -51,13 +52,20 @@ class ClientProgram:
         self.processes: list[EndSignal] = []
         """The signals for processes started inside it."""
         self.calls_made = 0
-        self.registrations: set[Registration] = set()
-        """The registrations of the sessions that its calls were in."""
+        self.registrations: dict[Registration, None] = {}
+        """Of the sessions that its calls were in: where its end is reported."""
         self.frontier: tuple[str, ...] | None = ()
         """The frontier after the last turn, for a program of several turns."""
         self.free_thread_ids: list[int] = []
         self.named_thread_ids: OrderedDict[str, int] = OrderedDict()
         self._next_thread_id = itertools.count(os.getpid() * REMOTE_THREAD_IDS if self.is_remote else 0)
+
+    def note_registration(self, registration: Registration) -> None:
+        """Note where a call goes; the places of long ago are forgotten."""
+        if registration not in self.registrations:
+            self.registrations[registration] = None
+            if len(self.registrations) > MAX_REGISTRATIONS:
+                self.registrations.pop(next(iter(self.registrations)), None)
 
     def after_fork_in_child(self) -> None:
         """Become the child's own program; keep an id that the user has chosen."""

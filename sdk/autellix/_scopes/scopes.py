@@ -135,7 +135,7 @@ def end_program(program_id: str) -> None:
 
 def _report_end(program: ClientProgram) -> None:
     for registration in list(program.registrations):
-        keeper.program_ends.add(registration, program.program_id)
+        keeper.end_program(registration, program.program_id)
 
 
 def _check_expected(value: int | None, field: str) -> int | None:

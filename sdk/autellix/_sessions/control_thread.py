@@ -8,7 +8,6 @@ import threading
 
 from autellix._faults import safely
 from autellix._propagation import Suppressed
-from autellix._sessions.exchange import close_connections
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,32 +15,43 @@ if TYPE_CHECKING:
 
     Step = Callable[[], None]
 
+MAX_STEPS = 4096
+"""That wait; further ones are dropped."""
+
 
 class ControlThread:
-    """A thread that starts with the first step; when `timeout_s` has elapsed it runs `on_timeout` first."""
+    """A thread that runs steps, `on_timeout` whenever `timeout_s` has elapsed, and `on_stop` at last."""
 
-    def __init__(self, timeout_s: Callable[[], float | None], on_timeout: Step) -> None:
+    def __init__(self, timeout_s: Callable[[], float | None], on_timeout: Step, on_stop: Step) -> None:
         self._timeout_s = timeout_s
         self._on_timeout = on_timeout
+        self._on_stop = on_stop
         self._inbox: queue.SimpleQueue[Step | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._start = threading.Lock()
 
     def post(self, step: Step) -> None:
-        """Queue a step. Never blocks."""
-        self._inbox.put(step)
-        self.ensure_started()
+        """Queue a step for the thread, if it runs.
+
+        Never blocks, and starts no thread: a finalizer may post anywhere, and a start takes locks.
+        """
+        if self._inbox.qsize() < MAX_STEPS:
+            self._inbox.put(step)
 
     def ensure_started(self) -> None:
-        if self._thread is not None:
+        """Start the thread unless it runs, or is being started."""
+        if self._thread is not None or not self._start.acquire(blocking=False):
             return
-        thread = threading.Thread(target=self._run, args=(self._inbox,), name="autellix-control", daemon=True)
-        self._thread = thread
-        with Suppressed():
-            try:
-                thread.start()
-            except RuntimeError:
-                # From Python 3.12 an exiting interpreter starts no threads; the session ends by itself.
-                self._thread = None
+        try:
+            # An exiting interpreter starts no threads, nor may a sub-interpreter: the session ends by itself.
+            with Suppressed(), contextlib.suppress(RuntimeError):
+                if self._thread is None:
+                    inbox, name = self._inbox, "autellix-control"
+                    thread = threading.Thread(target=self._run, args=(inbox,), name=name, daemon=True)
+                    thread.start()
+                    self._thread = thread
+        finally:
+            self._start.release()
 
     def stop(self, last_step: Step | None = None) -> threading.Thread | None:
         """Let the thread finish after the queued steps and a last one; return it if it runs."""
@@ -55,23 +65,16 @@ class ControlThread:
         return thread
 
     def _run(self, inbox: queue.SimpleQueue[Step | None]) -> None:
-        try:
-            while self._run_one(inbox):
-                pass
-        finally:
-            safely(close_connections)
-
-    def _run_one(self, inbox: queue.SimpleQueue[Step | None]) -> bool:
         step: Step | None = _nothing
-        with contextlib.suppress(queue.Empty):
-            step = inbox.get(timeout=self._timeout_s())
-        if step is None:
-            return False
-        # However many steps wait, what is due goes first.
-        if self._timeout_s() == 0:
-            safely(self._on_timeout)
-        safely(step)
-        return True
+        while step is not None:
+            # However many steps wait, what is due goes first.
+            if self._timeout_s() == 0:
+                safely(self._on_timeout)
+            safely(step)
+            step = _nothing
+            with contextlib.suppress(queue.Empty):
+                step = inbox.get(timeout=self._timeout_s())
+        safely(self._on_stop)
 
 
 def _nothing() -> None:

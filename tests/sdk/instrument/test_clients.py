@@ -157,14 +157,15 @@ def test_bare_clients_are_annotated_where_asked_for(
     assert [call["x-autellix-parent-ids"] for call in backend.calls[2:]] == ["-", ids[0], ids[1]]
 
 
-def test_bare_clients_ask_a_near_host_first(sdk: None, backend: Recording) -> None:
+def test_bare_clients_find_a_backend_by_its_answer(sdk: None, backend: Recording) -> None:
     autellix.instrument(raw_http=True)
     with autellix.program("agent"):
-        httpx.post(backend.url + "/chat/completions", json={"messages": MESSAGES})
-    assert backend.calls[0]["x-autellix-program-name"] == "agent"
+        for _ in range(2):
+            httpx.post(backend.url + "/chat/completions", json={"messages": MESSAGES})
+    assert [call.get("x-autellix-program-name") for call in backend.calls] == [None, "agent"]
     # Our own control API is no call.
-    httpx.post(f"http://127.0.0.1:{backend.port}/autellix/v1/sessions/x/heartbeat", json={})
-    assert len(backend.calls) == 1
+    httpx.post(f"http://127.0.0.1:{backend.port}/autellix/v1/sessions", json={"session_id": "x"})
+    assert len(backend.calls) == 2
 
 
 def test_bare_clients_send_nothing_to_a_foreign_host(

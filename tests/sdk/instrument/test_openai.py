@@ -14,15 +14,25 @@ from tests.waiting import PATIENCE_S
 import autellix
 from autellix._instrument import calls, patches
 from autellix._instrument import openai as openai_patches
+from autellix._programs.running import running_thread
 from autellix._sessions import backends as origins
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import ModuleType
 
     from tests.sdk.conftest import Recording
 
 MESSAGES: Any = [{"role": "user", "content": "x"}]
 OPENAI_MODULE: Any = openai._base_client
+
+
+@pytest.fixture
+def backend(sdk: None, make_backend: Callable[..., Recording]) -> Recording:
+    """A backend that the client has been told of."""
+    backend = make_backend()
+    autellix.configure(backend.url)
+    return backend
 
 
 def ask(client: openai.OpenAI, content: str = "x", **options: Any) -> Any:
@@ -138,11 +148,8 @@ def test_configured_public_host_is_annotated(sdk: None) -> None:
 
 
 @pytest.mark.parametrize("is_marked", [True, False])
-def test_far_backend_is_annotated_once_its_answer_is_marked(
-    sdk: None, monkeypatch: pytest.MonkeyPatch, is_marked: bool
-) -> None:
+def test_far_backend_is_annotated_once_its_answer_is_marked(sdk: None, is_marked: bool) -> None:
     """A gateway by its cluster's name needs no configuration; a provider never gets an identity."""
-    monkeypatch.setattr("autellix._sessions.keeper.exchange", lambda *_, **__: None)
     statuses = iter((429, 200))
     headers = {"X-Autellix-Version": "1"} if is_marked else {}
     network = Network(
@@ -158,7 +165,6 @@ def test_far_backend_is_annotated_once_its_answer_is_marked(
 @pytest.fixture
 def registry(sdk: None, monkeypatch: pytest.MonkeyPatch) -> origins.BackendRegistry:
     """A registry that has said nothing yet."""
-    monkeypatch.setattr("autellix._sessions.keeper.exchange", lambda *_, **__: None)
     registry = origins.backends
     monkeypatch.setattr(registry, "_missed", 0)
     monkeypatch.setattr(registry, "_has_warned", False)
@@ -197,6 +203,61 @@ def test_names_of_this_machine_are_one(registry: origins.BackendRegistry, host: 
     network = Network(f"http://{host}:8000/v1")
     ask(network.client)
     assert network.seen == [True]
+
+
+TOOL_PATHS = ("/../tokenize", "/files", "/moderations", "/responses/r/cancel", "/messages/count_tokens")
+
+
+def test_requests_that_make_no_call_leave_the_program_as_it_is(sdk: None) -> None:
+    """They say where they belong, and neither enter the DAG nor take what belongs to the next call."""
+    autellix.configure("http://localhost:1/v1")
+    network = Network("http://localhost:1/v1")
+    with autellix.program("agent", expected_calls=2):
+        ask(network.client)
+        running_thread().record_tool("search", 0.5)
+        for path in TOOL_PATHS:
+            network.client.post(path, cast_to=object, body={})
+        ask(network.client)
+    first, *others, last = (request.headers for request in network.requests)
+    for other in others:
+        assert other["x-autellix-program-id"] == first["x-autellix-program-id"]
+        assert other["x-autellix-session-id"] == first["x-autellix-session-id"]
+        assert not {"call-id", "parent-ids", "interceptions", "expected-calls"} & {
+            name.removeprefix("x-autellix-") for name in other
+        }
+    assert last["x-autellix-parent-ids"] == first["x-autellix-call-id"]
+    assert last["x-autellix-interceptions"] == "search=0.500"
+    assert (first["x-autellix-expected-calls"], last["x-autellix-expected-calls"]) == ("2", "1")
+
+
+def test_other_services_of_a_host_get_nothing(sdk: None) -> None:
+    """Each of two backends on one host has its own session, and what lies beside them gets no header."""
+    autellix.configure("http://gateway:8000/team-a/v1,http://gateway:8000/team-b/v1")
+    network = Network("http://gateway:8000/team-a/v1")
+    for path in ("team-a", "team-b", "plain-llm", "team-a/inner", "team"):
+        ask(network.client_at(f"http://gateway:8000/{path}/v1"))
+    assert network.seen == [True, True, False, False, False]
+    names = autellix.status()["backends"]
+    assert list(names) == ["http://gateway:8000/team-a", "http://gateway:8000/team-b"]
+
+
+def test_without_the_redirect_patch_no_request_carries_ids(
+    sdk: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A version of httpx that has moved the method would send ids wherever a backend redirects."""
+    autellix.uninstrument()
+    monkeypatch.delattr(HTTPX.Client.__mro__[1], "_redirect_headers")
+    autellix.instrument()
+    autellix.configure("http://localhost:1/v1")
+    network = Network("http://localhost:1/v1")
+    ask(network.client)
+    assert network.seen == [False]
+    assert any("_redirect_headers" in name for name in autellix.status()["missing"])
+    monkeypatch.undo()
+    autellix.uninstrument()
+    autellix.instrument()
+    ask(network.client)
+    assert network.seen == [False, True]
 
 
 def test_redirected_call_by_absolute_url_is_judged_by_its_target(sdk: None) -> None:

@@ -87,11 +87,11 @@ def test_malformed_address_is_mentioned(run_script: Callable[..., str]) -> None:
     script = (
         "import logging, sys; logging.basicConfig(stream=sys.stdout)\n"
         "import autellix; from autellix._sessions.backends import backends\n"
-        "print(list(backends._configured))\n"
+        "print(backends.configured())\n"
     )
     warning, found = run_script(script, AUTELLIX_BASE_URL="gateway:8000,http://other:1").splitlines()
     assert "AUTELLIX_BASE_URL: base_url: 'gateway:8000' is not an address such as http://" in warning
-    assert found == "[('http', 'other', 1)]"
+    assert found == "['http://other:1']"
 
 
 def originals() -> list[Any]:

@@ -2,61 +2,13 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 
 import autellix
 from autellix import _environment
-from autellix._sessions.backends import FOREIGN, NO_KEY, Backend, BackendRegistry, is_near
-from autellix._sessions.session import Registration
-
-
-@pytest.mark.parametrize(
-    "host",
-    [
-        "localhost",
-        "LOCALHOST.",
-        "api.localhost",
-        "gateway",
-        "my-gateway",
-        "127.0.0.1",
-        "127.9.9.9",
-        "0.0.0.0",
-        "10.1.2.3",
-        "172.31.0.1",
-        "192.168.1.1",
-        "169.254.1.1",
-        "::1",
-        "[::1]",
-        "fd00::1",
-        "fe80::1%eth0",
-        "::ffff:10.0.0.1",
-    ],
-)
-def test_near_hosts(host: str) -> None:
-    assert is_near(host)
-
-
-@pytest.mark.parametrize(
-    "host",
-    [
-        "",
-        "api.openai.com",
-        "example.com",
-        "localhost.example.com",
-        "gateway.prod",
-        "8.8.8.8",
-        "134744072",
-        "0x8080808",
-        "127.1",
-        "172.32.0.1",
-        "100.64.0.1",
-        "2001:4860:4860::8888",
-        "::ffff:8.8.8.8",
-        "::",
-    ],
-)
-def test_far_hosts(host: str) -> None:
-    assert not is_near(host)
+from autellix._sessions.backends import Backend, BackendRegistry, key_headers
 
 
 def test_configured_origins_are_the_only_ones() -> None:
@@ -70,34 +22,57 @@ def test_configured_origins_are_the_only_ones() -> None:
     assert backends.find("http", "gateway", 8001, "/v1/x") is None
 
 
-def test_root_of_a_near_origin_is_read_from_the_request() -> None:
+def test_root_of_a_discovered_backend_is_read_from_the_call() -> None:
     backends = BackendRegistry()
-    mounted = backends.find("http", "localhost", 1, "/llm/v1/chat/completions")
-    plain = backends.find("http", "localhost", 2, "/chat/completions")
-    assert mounted is not None
-    assert plain is not None
-    assert (mounted.root, plain.root) == ("/llm", "")
-    assert backends.find("unix", "localhost", 1, "/v1/") is None
-
-
-def test_foreign_origin_gets_nothing() -> None:
-    backends = BackendRegistry()
-    backend = backends.find("http", "localhost", 1, "/v1/x")
-    assert backend is not None
-    backend.finish_probe(FOREIGN)
+    backends.discover("http", "localhost", 1, "/llm/v1/chat/completions")
+    backends.discover("http", "localhost", 2, "/chat/completions")
+    backends.discover("unix", "localhost", 3, "/v1/chat/completions")
+    (found,) = backends.known()
+    assert found.url == "http://localhost:1/llm"
+    assert backends.find("http", "localhost", 1, "/llm/v1/x") is found
     assert backends.find("http", "localhost", 1, "/v1/x") is None
+    assert backends.find("http", "localhost", 1, "/llm/v1/x", "/a.sock") is None
 
 
-def test_attempts_at_an_unreachable_backend_get_rarer() -> None:
-    account = Backend(("http", "gateway", 8000), "", is_configured=True).account(NO_KEY)
-    registration = Registration(account, "s")
-    pauses = []
-    for _ in range(6):
-        assert registration.is_due(now_s=registration.retry_at_s)
-        registration.mark_unreachable(now_s=100.0)
-        assert not registration.is_due(now_s=100.0)
-        pauses.append(registration.retry_at_s - 100.0)
-    assert pauses == [0.5, 1.0, 2.0, 4.0, 5.0, 5.0]
+@pytest.mark.parametrize(
+    ("path", "root"),
+    [
+        ("/v1/chat/completions", ""),
+        ("/tokenize", ""),
+        ("/team-a/v1/", "/team-a"),
+        ("/team-a/tokenize", "/team-a"),
+        ("/team-a/inner/v1/x", None),
+        ("/team-ab/v1/x", None),
+        ("/api/v1/gateway/v1/x", "/api/v1/gateway"),
+        ("/autellix/v1/sessions", None),
+    ],
+)
+def test_backends_are_told_apart_by_their_roots(path: str, root: str | None) -> None:
+    backends = BackendRegistry()
+    backends.configure(
+        _environment.parse_base_urls("http://h:1/v1,http://h:1/team-a/v1,http://h:1/api/v1/gateway/v1")
+    )
+    found = backends.find("http", "h", 1, path)
+    assert (None if found is None else found.root) == root
+
+
+def test_account_follows_the_keys_of_one_client() -> None:
+    backend = Backend(("http", "gateway", 80), "", is_configured=True)
+    account = first = backend.account(key_headers("0"))
+    other = backend.account(key_headers("other"))
+    for number in range(10):
+        account = backend.account(key_headers(str(number)), account)
+    assert account is first is backend.account(key_headers("9"))
+    assert backend.account(key_headers("other"), account) is other
+    assert backend.account(key_headers("0")) is not first
+
+
+def test_accounts_that_nobody_uses_are_forgotten() -> None:
+    backend = Backend(("http", "gateway", 80), "", is_configured=True)
+    for number in range(100):
+        backend.account(key_headers(str(number)))
+    gc.collect()
+    assert len(backend._accounts) == 0
 
 
 @pytest.mark.parametrize("bad", ["gateway:8000", "ftp://gateway", "http://", "nonsense", "http://h:99999"])
@@ -108,6 +83,6 @@ def test_malformed_address_is_refused(bad: str) -> None:
 
 def test_malformed_environment_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AUTELLIX_BASE_URL", "nonsense")
-    assert _environment.configured_backends() == {}
+    assert _environment.configured_backends() == []
     monkeypatch.setenv("AUTELLIX_BASE_URL", "http://a:1, http://b:2/v1,")
-    assert _environment.configured_backends() == {("http", "a", 1): "", ("http", "b", 2): ""}
+    assert _environment.configured_backends() == [(("http", "a", 1), ""), (("http", "b", 2), "")]
