@@ -17,7 +17,7 @@ from tests.serving import listening
 
 from autellix_backend.gateway.app import create_app
 from autellix_backend.settings import BalancerSettings, Settings, StoreSettings
-from autellix_lab.fakes.engine import RESPONSES_PATH, FakeBehaviour, FakeEngine
+from autellix_lab.fakes.engine import CHAT_PATH, RESPONSES_PATH, FakeBehaviour, FakeEngine
 
 CALLS = 3
 TASKS = 20
@@ -133,6 +133,19 @@ async def test_tenants_share_no_answers_and_sending_ids_keeps_nothing(serve: Any
             assert await step(rig, victim, "good") == program
 
 
+async def test_a_crowd_of_made_up_ids_joins_nothing_and_keeps_nothing(serve: Any) -> None:
+    crowd = [f"chatcmpl-tool-{number:08d}cafe" for number in range(9_000)]
+    many = [{"role": "tool", "tool_call_id": each, "content": ""} for each in crowd]
+    async with serve() as rig:
+        for count in (1, len(many)):
+            body = {"model": "m", "messages": [{"role": "user", "content": "hello"}, *many[:count]]}
+            assert (await post(rig, CHAT_PATH, body))[1] == "request"
+        assert (await post(rig, RESPONSES_PATH, {"model": "m", "input": "hello"}))[1] == "request"
+        # That of the one answer that has an id.
+        assert len(rig.store._answers) == 1
+        assert (await rig.store.counts()).programs == 0
+
+
 @dataclass(slots=True)
 class Way:
     """One gateway on a table that it may share."""
@@ -167,12 +180,35 @@ async def test_a_response_is_continued_at_the_engine_that_has_it(headers: dict[s
                 names = ("X-Autellix-Engine", "X-Autellix-Program-ID")
                 return (*(told[name] for name in names), (await response.json())["id"])
 
-        chains = [await respond(first) for _ in range(4)]
+        # An odd number, so that the turns of the engines would not repeat by chance.
+        chains = [await respond(first) for _ in range(3)]
         assert len({engine for engine, _, _ in chains}) == 2
         for _ in range(3):
             continued = [await respond({**first, "previous_response_id": last}) for _, _, last in chains]
             assert [each[:2] for each in continued] == [each[:2] for each in chains]
             chains = continued
+
+
+async def test_a_stored_response_is_read_and_cancelled_at_the_engine_that_has_it() -> None:
+    settings = Settings(balancer=BalancerSettings(name="round_robin"))
+    async with AsyncExitStack() as stack:
+        engines = [FakeEngine(name=f"engine-{number}") for number in range(3)]
+        for engine in engines:
+            await engine.start()
+            stack.push_async_callback(engine.stop)
+        url = await stack.enter_async_context(listening(create_app(settings, *engines)))
+        client = await stack.enter_async_context(aiohttp.ClientSession())
+        for _ in engines:
+            async with client.post(url + RESPONSES_PATH, json={"model": "m", "input": "hello"}) as response:
+                made = engines[[each.name for each in engines].index(response.headers["X-Autellix-Engine"])]
+                path = f"{RESPONSES_PATH}/{(await response.json())['id']}"
+            for read in (client.get(url + path), client.post(url + path + "/cancel")):
+                async with read as response:
+                    assert response.status == 200
+            assert [each.path for each in made.requests][-2:] == [path, path + "/cancel"]
+        assert {len(each.requests) for each in engines} == {3}
+        async with client.get(f"{url}{RESPONSES_PATH}/resp_unknown0") as response:
+            assert response.status == 200
 
 
 def test_gateways_that_share_a_table_share_the_answers(redis_program: str, tmp_path: Any) -> None:

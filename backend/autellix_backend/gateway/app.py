@@ -149,7 +149,12 @@ def _engine_routes(components: Components) -> list[AsgiRoute]:
         max_body_bytes=max_body_bytes,
     )
     passthrough = PassthroughEndpoint(
-        components.pool, components.tenants, components.intake, max_body_bytes=max_body_bytes
+        components.pool,
+        components.tenants,
+        components.intake,
+        components.store,
+        clock=components.clock,
+        max_body_bytes=max_body_bytes,
     )
     return [
         AsgiRoute(dialect, serve_call(dialect) if dialect.makes_call else passthrough) for dialect in DIALECTS

@@ -127,18 +127,28 @@ RESPONSE = {
     "object": "response",
     "output": [{"type": "message", "id": "msg_1"}, {"type": "function_call", "id": "fc_1", "call_id": A}],
 }
+READ = {"type": "function", "function": {"name": "read", "arguments": ""}}
 CHUNK = {"id": "chatcmpl-9f0c53a1d27be846", "object": "chat.completion.chunk"}
 
 
 @pytest.mark.parametrize(
     ("answer", "expected"),
     [
-        ({"choices": [{"message": {"tool_calls": [{"id": A}, {"id": B}]}}]}, AnswerIds(None, (A, B))),
+        (
+            {"choices": [{"message": {"tool_calls": [{"id": A, **READ}, {"id": B, **READ}]}}]},
+            AnswerIds(None, (A, B)),
+        ),
         ({"choices": [{"message": {"content": "hi", "tool_calls": None}}], **CHUNK}, AnswerIds()),
-        ({"choices": [{"delta": {"tool_calls": [{"index": 0, "id": A}]}}], **CHUNK}, AnswerIds(None, (A,))),
-        ({"choices": [{"delta": {"tool_calls": [{"id": "call_0"}]}}]}, AnswerIds()),
-        ({"content": [{"type": "text"}, {"type": "tool_use", "id": A}]}, AnswerIds(None, (A,))),
-        ({"content_block": {"type": "tool_use", "id": A}}, AnswerIds(None, (A,))),
+        (
+            {"choices": [{"delta": {"tool_calls": [{"index": 0, "id": A, **READ}]}}], **CHUNK},
+            AnswerIds(None, (A,)),
+        ),
+        ({"choices": [{"delta": {"tool_calls": [{"id": "call_0", **READ}]}}]}, AnswerIds()),
+        (
+            {"content": [{"type": "text"}, {"type": "tool_use", "id": A, "name": "read"}]},
+            AnswerIds(None, (A,)),
+        ),
+        ({"content_block": {"type": "tool_use", "id": A, "name": "read"}}, AnswerIds(None, (A,))),
         ({"content_block": {"type": "text", "id": A}}, AnswerIds()),
         (RESPONSE, AnswerIds("resp_9f0c53a1d27be846", (A,))),
         ({"type": "response.completed", "response": RESPONSE}, AnswerIds("resp_9f0c53a1d27be846", (A,))),
@@ -150,7 +160,7 @@ def test_the_ids_of_an_answer_are_read_in_each_dialect(answer: object, expected:
 
 
 def test_an_answer_of_many_tool_calls_has_a_bounded_number_of_ids() -> None:
-    calls = [{"id": unique(number)} for number in range(1000)]
+    calls = [{"id": unique(number), **READ} for number in range(1000)]
     answer = {"choices": [{"message": {"tool_calls": calls}}]}
     assert len(read_answer_ids(json.dumps(answer).encode()).tool_calls) == MAX_IDS
 

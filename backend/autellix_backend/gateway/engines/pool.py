@@ -170,11 +170,12 @@ class EnginePool:
             handle.queue.shut_down()
 
     @contextlib.contextmanager
-    def use_any(self) -> Iterator[EngineHandle]:
-        """Hold the first engine that accepts calls, for a request that is no call."""
+    def use(self, name: str | None) -> Iterator[EngineHandle]:
+        """Hold an engine, or if it is not there the first that accepts calls, for what is no call."""
         if not self._handles:
             raise EngineUnavailableError("there is no engine")
-        handle = next((handle for handle in self if handle.is_accepting()), next(iter(self)))
+        accepting = next((handle for handle in self if handle.is_accepting()), next(iter(self)))
+        handle = accepting if name is None else self._handles.get(name, accepting)
         handle.hold()
         try:
             yield handle

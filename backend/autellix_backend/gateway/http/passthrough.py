@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from aiohttp import ClientResponse
 from starlette.types import Receive, Scope, Send
@@ -13,14 +13,26 @@ from autellix_backend.gateway.engines.upstream import Upstream, request_headers,
 from autellix_backend.gateway.errors import GatewayError, InvalidRequestError, error_shape
 from autellix_backend.gateway.requests import read_body, read_headers, run_while_connected
 from autellix_backend.gateway.tenancy.intake import Intake
-from autellix_backend.gateway.tenancy.tenants import Tenants
+from autellix_backend.gateway.tenancy.tenants import Tenant, Tenants
+from autellix_backend.stores.base import ProgramStore
 
 
 class PassthroughEndpoint:
     """ASGI app of the paths that are forwarded unread, streams included."""
 
-    def __init__(self, pool: EnginePool, tenants: Tenants, intake: Intake, *, max_body_bytes: int) -> None:
+    def __init__(
+        self,
+        pool: EnginePool,
+        tenants: Tenants,
+        intake: Intake,
+        store: ProgramStore,
+        *,
+        clock: Callable[[], float],
+        max_body_bytes: int,
+    ) -> None:
         self._pool = pool
+        self._store = store
+        self._clock = clock
         self._tenants = tenants
         self._intake = intake
         self._max_body_bytes = max_body_bytes
@@ -30,15 +42,31 @@ class PassthroughEndpoint:
         target = _target(scope)
         headers = read_headers(scope)
         # Without a call that would take it over, the body counts until the answer.
-        with self._intake.hold(self._tenants.of(scope)) as hold:
+        tenant = self._tenants.of(scope)
+        with self._intake.hold(tenant) as hold:
             body = await read_body(headers, receive, hold, self._max_body_bytes, "gateway.max_body_bytes")
-            await run_while_connected(self._relay(scope, target, headers, body, send), receive)
+            engine = await self._holder(scope, tenant)
+            await run_while_connected(self._relay(scope, engine, target, headers, body, send), receive)
+
+    async def _holder(self, scope: Scope, tenant: Tenant) -> str | None:
+        """Return the engine that has the stored response which a path names."""
+        response_id = scope.get("path_params", {}).get("response_id")
+        if response_id is None:
+            return None
+        source = await self._store.find_answer(tenant.name, (response_id,), self._clock())
+        return None if source is None else source.engine
 
     async def _relay(
-        self, scope: Scope, target: str, headers: Mapping[str, str], body: bytes, send: Send
+        self,
+        scope: Scope,
+        engine: str | None,
+        target: str,
+        headers: Mapping[str, str],
+        body: bytes,
+        send: Send,
     ) -> None:
         forwarded = request_headers(headers)
-        with self._pool.use_any() as handle:
+        with self._pool.use(engine) as handle:
             upstream = handle.upstream
             response = await upstream.forward(scope["method"], target, forwarded, body)
             await self._answer(upstream, response, scope["path"], send)

@@ -96,6 +96,7 @@ _raws_decoder = msgspec.json.Decoder(list[msgspec.Raw])
 _item_decoder = msgspec.json.Decoder(_Item)
 _answer_decoder = msgspec.json.Decoder(_AnswerFields)
 _NO_ITEM = _Item()
+_NO_IDS = AnswerIds()
 
 
 def is_unique(answer_id: str) -> bool:
@@ -112,11 +113,16 @@ def previous_response(fields: Mapping[str, msgspec.Raw]) -> str | None:
 def transcript_ids(fields: Mapping[str, msgspec.Raw]) -> tuple[str, ...]:
     """Return the ids of tool calls in a request's transcript, the latest message's first."""
     raw = next((fields[name] for name in _TRANSCRIPTS if name in fields), None)
-    if raw is None or first_byte(raw) != b"[" or has_many_objects(raw):
+    if raw is None or not _returns_tools(bytes(raw)) or has_many_objects(raw):
         return ()
     # From the end, and no further than needed: a long transcript has hundreds of ids.
     items = (decoded_or(_NO_ITEM, _item_decoder, item, MAX_READ_BYTES) for item in reversed(_split(raw)))
     return _unique(found for item in items for found in item.ids())
+
+
+def _returns_tools(transcript: bytes) -> bool:
+    """Return whether a transcript may hold what a tool returned; most need not be decoded."""
+    return b'call_id"' in transcript or b'tool_use_id"' in transcript
 
 
 def _split(raw: msgspec.Raw) -> list[msgspec.Raw]:
@@ -130,6 +136,8 @@ def opens_tool_call(event: bytes) -> bool:
 
 def read_answer_ids(content: bytes) -> AnswerIds:
     """Return the unique ids in a whole answer or in an event of a stream."""
+    if b'"response"' not in content and not opens_tool_call(content):
+        return _NO_IDS
     answer = decoded_or(_AnswerFields(), _answer_decoder, msgspec.Raw(content), MAX_READ_BYTES)
     answer = answer.response or answer
     is_response = answer.object == "response" and answer.id is not None and is_unique(answer.id)
