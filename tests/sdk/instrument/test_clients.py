@@ -194,3 +194,27 @@ def test_client_alone_needs_no_other_package(run_script: Callable[..., str]) -> 
         [sys.executable, "-S", "-c", script], capture_output=True, text=True, check=True, timeout=PATIENCE_S
     )
     assert done.stdout == "a\nFalse\n"
+
+
+def test_a_frozen_clock_delays_no_call_and_no_exit(
+    backend: Recording, run_script: Callable[..., str]
+) -> None:
+    """Test suites freeze all clocks of `time`, and so the timers of asyncio."""
+    script = """
+        import asyncio, sys, time
+        import autellix
+        from openai import AsyncOpenAI
+
+        for name in ("time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns"):
+            setattr(time, name, lambda now=getattr(time, name)(): now)
+
+        async def main():
+            async with AsyncOpenAI(base_url=sys.argv[1], api_key="key", max_retries=0) as client:
+                for _ in range(3):
+                    with autellix.program("frozen"):
+                        await client.completions.create(model="m", prompt="hi")
+
+        asyncio.run(main())
+    """
+    run_script(script, backend.url)
+    assert [call.get("x-autellix-program-name") for call in backend.calls][1:] == ["frozen"] * 2
