@@ -193,22 +193,23 @@ def observe(response: Any, client: Any = None, call: CallHeaders | None = None) 
         client: The httpx client that got it, if that is known.
         call: The call, unless its request carries it.
     """
-    request = response.request
-    if request.method != "POST" or not propagation.is_on:
+    if not propagation.is_on:
         return
     is_ours = _has(response.headers, VERSION_NAME)
     call = call or _answered_call(response)
     if call is not None:
         if is_ours:
             keeper.on_answer(call.session, call.registration, call.credentials, response.status_code)
+        else:
+            backends.reject(call.registration.account.backend)
         return
-    url = request.url
+    url = response.request.url
     if response.history and response.history[0].url.host != url.host:
         # Another host has sent it here, by a path of its own choice.
         return
     if is_ours:
         backends.discover(url.scheme, url.host, url.port, url.path, socket_of(client))
-    elif makes_call(url.path):
+    elif response.request.method == "POST" and makes_call(url.path):
         backends.miss(url.host)
 
 

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 def _begin(client: Any, request: Any) -> bool:
-    """Annotate a request if it goes to a backend, and is not annotated yet; return whether it is one POST."""
-    if not propagation.is_on or request.method != "POST" or calls.is_annotated(request):
+    """Annotate a POST that goes to a backend; return whether the answer may tell something new."""
+    if not propagation.is_on or calls.is_annotated(request):
         return False
-    destination = calls.destination_of(request.url, client)
+    destination = calls.destination_of(request.url, client) if request.method == "POST" else None
     if destination is not None:
         calls.annotate(destination, calls.CallHeaders(is_call=calls.makes_call(request.url.path)), request)
     return True

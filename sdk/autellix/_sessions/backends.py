@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 KEY_HEADERS = (b"authorization", b"x-api-key", b"api-key")
 """The headers that may carry an API key, in lower case."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
+DEFAULT_PORT = 8000
+"""Where `autellix serve` listens on this machine, and where a backend is expected without configuration."""
 CALLS = "/v1/"
 """What follows a backend's root in the path of a call."""
 MAX_MISSED = 20
@@ -36,7 +38,7 @@ class Backend:
         self.origin = origin
         self.root = root
         self.is_configured = is_configured
-        self.has_answered = not is_configured
+        self.has_answered = False
         """Whether an answer to a call carried the mark."""
         self._accounts: weakref.WeakValueDictionary[int, Account] = weakref.WeakValueDictionary()
         self._proof = ""
@@ -119,7 +121,7 @@ class BackendRegistry:
         self.configure(())
 
     def configure(self, addresses: Iterable[Address]) -> None:
-        """Admit these addresses only, or those that answer as Autellix if there are none."""
+        """Admit these addresses; if there are none, the default one and those that answer as Autellix."""
         self._roots: dict[Origin, list[str]] = {}
         for origin, root in addresses:
             self._roots.setdefault(origin, []).append(root)
@@ -133,19 +135,27 @@ class BackendRegistry:
         """Return the backend that serves a path at an origin, or behind a unix socket; None if none does."""
         key = (scheme, host, port or PORTS.get(scheme, 0), uds)
         found = self._backends.get(key)
-        if found is None and self._roots:
-            backends = tuple(Backend(key[:3], root, is_configured=True) for root in self._roots_at(key[:3]))
-            if backends:
-                # setdefault: two threads that see an origin first share its backends.
-                found = self._backends.setdefault(key, backends)
+        if found is None and (backends := self._expected(key[:3], uds)):
+            # setdefault: two threads that see an origin first share its backends.
+            found = self._backends.setdefault(key, backends)
         serving = [backend for backend in found or () if backend.serves(path)]
         return max(serving, key=lambda backend: len(backend.root), default=None)
 
-    def _roots_at(self, origin: Origin) -> list[str]:
+    def _expected(self, origin: Origin, uds: str | None) -> tuple[Backend, ...]:
+        """Return the backends at an origin that are known before any answer."""
         scheme, host, port = origin
         # The names of this machine: which of them a client uses is chance.
         names = (host, *LOOPBACK) if host in LOOPBACK else (host,)
-        return next(filter(None, (self._roots.get((scheme, name, port)) for name in names)), [])
+        roots = next(filter(None, (self._roots.get((scheme, name, port)) for name in names)), [])
+        if not self._roots and host in LOOPBACK and (scheme, port, uds) == ("http", DEFAULT_PORT, None):
+            return (Backend(origin, "", is_configured=False),)
+        return tuple(Backend(origin, root, is_configured=True) for root in roots)
+
+    def reject(self, backend: Backend) -> None:
+        """Note that a server has answered without the mark: the one at the default address is no backend."""
+        if not (backend.is_configured or backend.has_answered):
+            self._backends[*backend.origin, None] = ()
+            self.has_reached, self.generation = False, object()
 
     def discover(self, scheme: str, host: str, port: int | None, path: str, uds: str | None = None) -> None:
         """Admit an address that has answered a call as Autellix, unless the user has configured others."""
@@ -169,6 +179,7 @@ class BackendRegistry:
                 )
                 return
             backend = Backend(key[:3], root, is_configured=False)
+            backend.has_answered = True
             self._backends[key] = (*self._backends.get(key, ()), backend)
             self.generation = object()
 

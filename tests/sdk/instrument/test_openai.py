@@ -139,6 +139,40 @@ def test_public_hosts_get_no_header(sdk: None, base_url: str, is_annotated: bool
     assert network.seen == [False, is_annotated]
 
 
+@pytest.fixture
+def registry(sdk: None, monkeypatch: pytest.MonkeyPatch) -> origins.BackendRegistry:
+    """A registry that has said nothing yet."""
+    registry = origins.backends
+    monkeypatch.setattr(registry, "_missed", 0)
+    monkeypatch.setattr(registry, "_has_warned", False)
+    monkeypatch.setattr(registry, "has_reached", False)
+    return registry
+
+
+@pytest.mark.parametrize("is_marked", [True, False])
+def test_default_address_is_a_backend_from_the_first_call_on(
+    registry: origins.BackendRegistry, is_marked: bool
+) -> None:
+    """Where `autellix serve` listens on this machine; a server without the mark gets ids once at most."""
+    network = Network("http://localhost:8000/v1", headers={"X-Autellix-Version": "1"} if is_marked else {})
+    for _ in range(3):
+        ask(network.client)
+    assert network.seen == [True, is_marked, is_marked]
+    assert registry.has_reached == is_marked
+    other = Network("http://localhost:8000/v1", headers={"X-Autellix-Version": "1"})
+    for _ in range(2):
+        ask(other.client)
+    assert other.seen == [is_marked, True]
+
+
+def test_any_answer_shows_a_backend(sdk: None) -> None:
+    """Also that to a request which is no call, such as for the list of models."""
+    network = Network("http://localhost:1/v1", headers={"X-Autellix-Version": "1"})
+    network.client.models.list()
+    ask(network.client)
+    assert network.seen == [False, True]
+
+
 def test_configured_public_host_is_annotated(sdk: None) -> None:
     autellix.configure(base_url="https://llm.example.com/v1")
     network = Network("https://llm.example.com/v1")
@@ -160,16 +194,6 @@ def test_far_backend_is_annotated_once_its_answer_is_marked(sdk: None, is_marked
         ask(network.client)
     ask(network.client)
     assert network.seen == [False, is_marked]
-
-
-@pytest.fixture
-def registry(sdk: None, monkeypatch: pytest.MonkeyPatch) -> origins.BackendRegistry:
-    """A registry that has said nothing yet."""
-    registry = origins.backends
-    monkeypatch.setattr(registry, "_missed", 0)
-    monkeypatch.setattr(registry, "_has_warned", False)
-    monkeypatch.setattr(registry, "has_reached", False)
-    return registry
 
 
 @pytest.mark.parametrize("configured", [None, "http://gateway.prod:8000"])
