@@ -10,7 +10,13 @@ from typing import Any
 from autellix_lab.fakes.engine import CHAT_PATH, MESSAGES_PATH, RESPONSES_PATH
 
 SYSTEM, TASK, RESULT = "You are a careful agent.", "Fix the failing test.", "3 lines"
-PARAMETERS = {"type": "object", "properties": {"name": {"type": "string"}}}
+PARAMETERS = {
+    "type": "object",
+    # One value, which a model without sense also finds an end of.
+    "properties": {"name": {"enum": ["notes.txt"]}},
+    "required": ["name"],
+    "additionalProperties": False,
+}
 Body = dict[str, Any]
 Tools = list[dict[str, Any]]
 
@@ -195,7 +201,10 @@ AGENTS = {
     ),
     "OpenAI Agents, chat": Agent(path=CHAT_PATH, first=_chat(_system, _user), next=_chat_next),
     "LangGraph.js, responses": Agent(
-        path=RESPONSES_PATH, first=_respond({"type": "message", **_input}), next=_respond_next
+        path=RESPONSES_PATH,
+        first=_respond({"type": "message", **_input}),
+        next=_respond_next,
+        is_streaming=True,
     ),
     "openai-node with previous_response_id": Agent(
         path=RESPONSES_PATH, first=_respond(_user), next=_previous_next, is_streaming=True

@@ -10,6 +10,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from tests.gateway.agents import AGENTS, Task
 from tests.waiting import PATIENCE_S
 
 from autellix_backend.core.config import SchedulerConfig
@@ -183,3 +184,33 @@ async def test_a_waiting_calls_why_names_its_level_and_who_is_ahead(live_engine:
         await asyncio.gather(*tasks, return_exceptions=True)
         while (await store.counts()).active_calls:  # noqa: ASYNC110 - the store tells when asked
             await asyncio.sleep(0.01)
+
+
+FORCED: dict[str, Any] = {
+    "mini-swe-agent": {"type": "function", "function": {"name": "read"}},
+    "Vercel AI SDK, chat": {"type": "function", "function": {"name": "read"}},
+    "Anthropic's SDK": {"type": "tool", "name": "read"},
+    "Vercel AI SDK, messages": {"type": "tool", "name": "read"},
+    "OpenAI Agents, responses": {"type": "function", "name": "read"},
+    "LangGraph.js, responses": {"type": "function", "name": "read"},
+}
+"""How each client's dialect has the model call a tool, whatever it would say."""
+
+
+@pytest.mark.parametrize("name", FORCED)
+async def test_a_task_with_tools_is_one_program_by_vllms_own_ids(
+    live_engine: Any, listen: Any, name: str
+) -> None:
+    async with gateway(live_engine, listen) as (url, _store, client):
+        options = await body_of(client, url)
+        task = Task(AGENTS[name])
+        programs = []
+        for _ in range(2):
+            limit = "max_output_tokens" if "input" in task.body else "max_tokens"
+            body = {**task.body, "model": options["model"], "tool_choice": FORCED[name], limit: 64}
+            async with client.post(url + task.agent.path, json=body) as response:
+                answer = await response.read()
+                assert response.status == 200, answer
+                programs.append(response.headers["X-Autellix-Program-ID"])
+            task.take(answer)
+        assert programs[0] == programs[1]
