@@ -6,9 +6,12 @@ Every case makes real calls, most with an OpenAI client, and looks at what the r
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import functools
+import math
 import queue
+import sys
 import textwrap
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -190,6 +193,20 @@ def test_pool_subclass(agent: Agent) -> None:
     with Wrapping(1) as pool:
         in_program(agent, lambda call: pool.submit(call).result())
     agent.expect(ONE_BRANCH)
+
+
+@row(
+    "`InterpreterPoolExecutor`",
+    "its jobs run in other interpreters, in no program",
+    "limit",
+)
+@pytest.mark.skipif(sys.version_info < (3, 14), reason="from Python 3.14")
+def test_pool_of_interpreters(agent: Agent) -> None:
+    """The jobs are pickled, so nothing of ours may be in them."""
+    pool_class: Any = getattr(concurrent.futures, "InterpreterPoolExecutor")  # noqa: B009 - from Python 3.14
+    with autellix.program("agent"), pool_class(1) as pool:
+        assert pool.submit(math.factorial, 5).result() == 120
+        assert list(pool.map(math.factorial, (2, 3))) == [2, 6]
 
 
 @row("`Future.add_done_callback`", "the callback is a branch of the code that adds it")
@@ -604,10 +621,34 @@ async def test_fire_and_forget(agent: Agent) -> None:
     assert agent.programs() == {"root": "agent", "late": None}
 
 
-@row("`asyncio.Task(…)` made directly", "as with `create_task`")
+@row("`asyncio.Task(…)` made directly", "in no program until it opens one; the class takes no patch", "limit")
 async def test_task_made_directly(agent: Agent) -> None:
     await in_program_async(agent, lambda call: asyncio.Task(call()))
-    agent.expect(ONE_BRANCH)
+    assert agent.programs() == {"root": "agent", "branch": None, "end": "agent"}
+
+
+@row("`create_task(…, eager_start=True)`, also of a `TaskGroup`", "as with `create_task`; from Python 3.14")
+@pytest.mark.skipif(sys.version_info < (3, 14), reason="from Python 3.14")
+@pytest.mark.parametrize("is_grouped", [False, True])
+async def test_eager_start(agent: Agent, is_grouped: bool) -> None:
+    """The first step looks its program up, within `create_task`."""
+
+    async def branch() -> str:
+        agent.ask("branch")
+        await asyncio.sleep(0)
+        return agent.ask("second")
+
+    async with autellix.program("agent"):
+        agent.ask("root")
+        eager: Any = {"eager_start": True}
+        if is_grouped:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(branch(), **eager)
+        else:
+            await asyncio.create_task(branch(), **eager)
+        agent.ask("end")
+    assert agent.backend.dag() == {"root": (), "branch": ("root",), "second": ("branch",), "end": ("second",)}
+    assert set(agent.programs().values()) == {"agent"}
 
 
 @pytest.mark.skipif(not hasattr(asyncio, "eager_task_factory"), reason="from Python 3.12")

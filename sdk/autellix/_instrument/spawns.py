@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 
 from autellix._faults import safely
 from autellix._instrument.patches import on_result
@@ -54,12 +55,18 @@ def link_submit(original: Callable[..., Any]) -> Callable[..., Any]:
     """Patch a method whose first argument is a job, to link the job to the code that submits it."""
 
     def submit(self: Any, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        thread = safely(new_branch)
+        thread = None if _has_interpreters(self) else safely(new_branch)
         # A worker that the pool starts for this job outlives it and must not inherit its program.
         with Suppressed():
             return original(self, fn if thread is None else BranchCall(thread, fn), *args, **kwargs)
 
     return submit
+
+
+def _has_interpreters(pool: Any) -> bool:
+    """Return whether a pool pickles its jobs for other interpreters, where they are in no program."""
+    module = sys.modules.get("concurrent.futures.interpreter")
+    return module is not None and isinstance(pool, module.InterpreterPoolExecutor)
 
 
 def _patch_map(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -79,29 +86,20 @@ def _patch_add_done_callback(original: Callable[..., Any]) -> Callable[..., Any]
 
 
 def _patch_create_task(original: Callable[..., Any]) -> Callable[..., Any]:
-    def create_task_(self: Any, coro: Any, **kwargs: Any) -> Any:
-        if self.get_task_factory() is not None:
-            return create_task(functools.partial(original, self, coro, **kwargs))
-        # asyncio's own tasks start later, so there is time to link them.
-        task = original(self, coro, **kwargs)
+    def create_task_(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("eager_start") or self.get_task_factory() is not None:
+            return create_task(functools.partial(original, self, *args, **kwargs))
+        # Its first step comes later, so there is time to link it.
+        task = original(self, *args, **kwargs)
         safely(link, task)
         return task
 
     return create_task_
 
 
-def _patch_register(original: Callable[[Any], None]) -> Callable[[Any], None]:
-    # Not `before`, which would cost every task more.
-    def add(task: Any) -> None:
-        safely(link, task)
-        original(task)
-
-    return add
-
-
 def _patch_eager_factory(original: Callable[..., Any]) -> Callable[..., Any]:
-    def eager_task_factory(loop: Any, coro: Any, **kwargs: Any) -> Any:
-        return create_task(functools.partial(original, loop, coro, **kwargs))
+    def eager_task_factory(*args: Any, **kwargs: Any) -> Any:
+        return create_task(functools.partial(original, *args, **kwargs))
 
     return eager_task_factory
 
@@ -166,9 +164,6 @@ def instrument_asyncio(patches: Patches, module: ModuleType) -> None:
     """Link tasks and timed callbacks to the program thread that creates them, and find it by the task."""
     state.current_task, state.running_loop = module.tasks.current_task, module.events._get_running_loop
     _patch_loop(patches, module.BaseEventLoop)
-    # Each task is registered as it is made, also one made directly: the class itself takes no patches.
-    name = "_scheduled_tasks" if hasattr(module.tasks, "_scheduled_tasks") else "_all_tasks"
-    patches.apply(getattr(module.tasks, name, None), "add", _patch_register)
 
 
 def instrument_eager_tasks(patches: Patches, module: ModuleType) -> None:
