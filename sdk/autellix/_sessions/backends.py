@@ -115,6 +115,7 @@ class BackendRegistry:
 
     def __init__(self) -> None:
         self._missed = 0
+        self._unidentified = 0
         self._has_warned = False
         self.has_reached = False
         """Whether a call has carried an identity to a backend."""
@@ -182,6 +183,20 @@ class BackendRegistry:
             backend.has_answered = True
             self._backends[key] = (*self._backends.get(key, ()), backend)
             self.generation = object()
+
+    def count_unidentified(self, host: str) -> None:
+        """Count a call that a backend has answered although it carried nothing of ours; warn once of them.
+
+        After MAX_MISSED: the calls that were under way when it was discovered carried nothing either.
+        """
+        self._unidentified += 1
+        if self._unidentified == MAX_MISSED:
+            self._warn_once(
+                "%d calls to %s, an Autellix backend, were in no program: the client does not know this "
+                'version of the library that made them. What that lacks is in autellix.status()["missing"]',
+                MAX_MISSED,
+                host,
+            )
 
     def miss(self, host: str) -> None:
         """Count a call without an identity; warn once after MAX_MISSED of them if none reached a backend."""

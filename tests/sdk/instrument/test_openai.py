@@ -144,6 +144,7 @@ def registry(sdk: None, monkeypatch: pytest.MonkeyPatch) -> origins.BackendRegis
     """A registry that has said nothing yet."""
     registry = origins.backends
     monkeypatch.setattr(registry, "_missed", 0)
+    monkeypatch.setattr(registry, "_unidentified", 0)
     monkeypatch.setattr(registry, "_has_warned", False)
     monkeypatch.setattr(registry, "has_reached", False)
     return registry
@@ -219,6 +220,25 @@ def test_backend_beside_the_configured_ones_is_mentioned_once(
     (record,) = [record for record in caplog.records if record.levelname == "WARNING"]
     assert "http://other.prod:8000 is an Autellix backend" in record.getMessage()
     assert not any(network.seen)
+
+
+@pytest.mark.parametrize("configured", [None, "http://gateway.test:1"])
+def test_calls_of_a_library_that_the_client_does_not_know_are_mentioned_once(
+    registry: origins.BackendRegistry,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    configured: str | None,
+) -> None:
+    """Its next version has renamed the method that makes requests, and the backend answers without ids."""
+    autellix.configure(configured)
+    monkeypatch.setattr(registry, "has_reached", True)
+    monkeypatch.setattr(openai_patches.in_flight, "annotate", lambda *_: None)
+    network = Network("http://gateway.test:1/v1", headers={"X-Autellix-Version": "1"})
+    for _ in range(3 * origins.MAX_MISSED):
+        ask(network.client)
+    (record,) = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert "calls to gateway.test, an Autellix backend" in record.getMessage()
+    assert 'status()["missing"]' in record.getMessage()
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "[::1]"])
