@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, NamedTuple
 
 from autellix.integration import (
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
     from autellix.integration import Patches
 
+TOKEN = "cancellation_token"
 ATTRIBUTE = "_autellix_context"
 """The attribute of an envelope that holds its propagation context."""
 
@@ -103,10 +105,12 @@ def _continue_thread(_token: Any, future: Any) -> None:
 
 
 def _patch_create(original: Callable[..., Any]) -> Callable[..., Any]:
+    takes_token = _takes_token(original)
+
     async def create(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if kwargs.get("cancellation_token") is None:
+        if takes_token and kwargs.get(TOKEN) is None:
             # A token that nobody cancels: with it AutoGen links the task of each call.
-            kwargs["cancellation_token"] = safely(_make_token)
+            kwargs[TOKEN] = safely(_make_token)
         result = await original(self, *args, **kwargs)
         safely(_add_receipt, result)
         return result
@@ -115,9 +119,11 @@ def _patch_create(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _patch_create_stream(original: Callable[..., Any]) -> Callable[..., Any]:
+    takes_token = _takes_token(original)
+
     async def create_stream(self: Any, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
-        if kwargs.get("cancellation_token") is None:
-            kwargs["cancellation_token"] = safely(_make_token)
+        if takes_token and kwargs.get(TOKEN) is None:
+            kwargs[TOKEN] = safely(_make_token)
         async for item in original(self, *args, **kwargs):
             if not isinstance(item, str):
                 safely(_add_receipt, item)
@@ -131,6 +137,10 @@ def _add_receipt(result: Any) -> None:
     vars(result.usage)["_autellix_receipt"] = finished_receipt()
 
 
+def _takes_token(function: Callable[..., Any]) -> bool:
+    return TOKEN in inspect.signature(function).parameters
+
+
 def _make_token() -> Any:
     from autogen_core import CancellationToken
 
@@ -139,21 +149,17 @@ def _make_token() -> Any:
 
 def instrument_core(patches: Patches, module: ModuleType) -> None:
     """Let the runtime's messages carry causality, and make each agent a thread of its program."""
-    implementation = getattr(module, "_single_threaded_agent_runtime", None)
     for name in ("SendMessageEnvelope", "PublishMessageEnvelope"):
-        envelope = getattr(implementation, name, None)
-        if envelope is not None:
-            patches.apply(envelope, "__init__", on_init(_attach_context))
-    runtime = getattr(module, "SingleThreadedAgentRuntime", None)
-    patches.apply(runtime, "_process_send", around_async(_deliver))
-    patches.apply(runtime, "_process_publish", around_async(_deliver))
-    patches.apply(getattr(module, "BaseAgent", None), "on_message", around_async(_handle))
-    patches.apply(getattr(module, "RoutedAgent", None), "on_message_impl", _patch_on_message_impl)
-    patches.apply(getattr(module, "CancellationToken", None), "link_future", before(_continue_thread))
+        envelope = f"_single_threaded_agent_runtime.{name}"
+        patches.apply(module, f"{envelope}.__init__", on_init(_attach_context))
+    for name in ("_process_send", "_process_publish"):
+        patches.apply(module, f"SingleThreadedAgentRuntime.{name}", around_async(_deliver))
+    patches.apply(module, "BaseAgent.on_message", around_async(_handle))
+    patches.apply(module, "RoutedAgent.on_message_impl", _patch_on_message_impl)
+    patches.apply(module, "CancellationToken.link_future", before(_continue_thread))
 
 
 def instrument_model_client(patches: Patches, module: ModuleType) -> None:
     """Make each call on the thread of the agent that asked for it."""
-    client = getattr(module, "BaseOpenAIChatCompletionClient", None)
-    patches.apply(client, "create", _patch_create)
-    patches.apply(client, "create_stream", _patch_create_stream)
+    patches.apply(module, "BaseOpenAIChatCompletionClient.create", _patch_create)
+    patches.apply(module, "BaseOpenAIChatCompletionClient.create_stream", _patch_create_stream)

@@ -131,15 +131,12 @@ def _patch_reset(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def instrument_teams(patches: Patches, module: ModuleType) -> None:
     """Make a team a program until it is reset; `run` uses `run_stream`."""
-    team = getattr(module, "BaseGroupChat", None)
-    patches.apply(
-        team, "run_stream", functools.partial(_patch_stream, scope_of=_team_scope, at_end=_follow_manager)
-    )
-    patches.apply(team, "reset", _patch_reset)
+    make = functools.partial(_patch_stream, scope_of=_team_scope, at_end=_follow_manager)
+    patches.apply(module, "BaseGroupChat.run_stream", make)
+    patches.apply(module, "BaseGroupChat.reset", _patch_reset)
 
 
 def instrument_agents(patches: Patches, module: ModuleType) -> None:
     """Make each run of a lone agent a program."""
-    agent = getattr(module, "BaseChatAgent", None)
-    patches.apply(agent, "run", _patch_run)
-    patches.apply(agent, "run_stream", functools.partial(_patch_stream, scope_of=_agent_scope))
+    patches.apply(module, "BaseChatAgent.run", _patch_run)
+    patches.apply(module, "BaseChatAgent.run_stream", functools.partial(_patch_stream, scope_of=_agent_scope))

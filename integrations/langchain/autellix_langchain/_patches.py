@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 def instrument_callbacks(patches: Patches, module: ModuleType) -> None:
     """Add our handler to every callback manager."""
-    patches.apply(module.BaseCallbackManager, "__init__", on_init(_add_handler))
+    patches.apply(module, "BaseCallbackManager.__init__", on_init(_add_handler))
 
 
 def _add_handler(manager: Any) -> None:
@@ -52,16 +52,16 @@ def _add_handler(manager: Any) -> None:
 
 
 def instrument_runnables(patches: Patches, module: ModuleType) -> None:
-    patches.apply(module.Runnable, "_batch_with_config", around(_open_batch))
-    patches.apply(module.Runnable, "_abatch_with_config", around_async(_open_batch))
-    patches.apply(module.RunnableSequence, "batch", around(_open_batch))
-    patches.apply(module.RunnableSequence, "abatch", around_async(_open_batch))
-    patches.apply(module.RunnableParallel, "invoke", _patch_parallel)
+    patches.apply(module, "Runnable._batch_with_config", around(_open_batch))
+    patches.apply(module, "Runnable._abatch_with_config", around_async(_open_batch))
+    patches.apply(module, "RunnableSequence.batch", around(_open_batch))
+    patches.apply(module, "RunnableSequence.abatch", around_async(_open_batch))
+    patches.apply(module, "RunnableParallel.invoke", _patch_parallel)
 
 
 def instrument_fallbacks(patches: Patches, module: ModuleType) -> None:
-    patches.apply(module.RunnableWithFallbacks, "batch", around(_open_batch))
-    patches.apply(module.RunnableWithFallbacks, "abatch", around_async(_open_batch))
+    patches.apply(module, "RunnableWithFallbacks.batch", around(_open_batch))
+    patches.apply(module, "RunnableWithFallbacks.abatch", around_async(_open_batch))
 
 
 def _open_batch(runnable: Any, *_args: object, **_kwargs: object) -> OpenRun | None:
@@ -86,12 +86,12 @@ def _open_parallel(runnable: Any, _: Any = None, config: Any = None, **_kwargs: 
 
 def instrument_model(patches: Patches, module: ModuleType) -> None:
     """Hand on the receipts of calls, in the metadata of the messages."""
-    patches.apply(module.BaseChatOpenAI, "_create_chat_result", _patch_conversion)
+    patches.apply(module, "BaseChatOpenAI._create_chat_result", _patch_conversion)
     patches.apply(module, "_construct_lc_result_from_responses_api", _patch_conversion)
-    patches.apply(module.BaseChatOpenAI, "_generate", on_result(_add_receipt))
-    patches.apply(module.BaseChatOpenAI, "_agenerate", _patch_agenerate)
-    patches.apply(module.BaseChatOpenAI, "_stream", _patch_stream)
-    patches.apply(module.BaseChatOpenAI, "_astream", _patch_astream)
+    patches.apply(module, "BaseChatOpenAI._generate", on_result(_add_receipt))
+    patches.apply(module, "BaseChatOpenAI._agenerate", _patch_agenerate)
+    patches.apply(module, "BaseChatOpenAI._stream", _patch_stream)
+    patches.apply(module, "BaseChatOpenAI._astream", _patch_astream)
 
 
 def _patch_conversion(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -157,11 +157,11 @@ def _last_chunk(chunk: Any) -> Any:
 
 def instrument_graphs(patches: Patches, module: ModuleType) -> None:
     """Note where each graph is compiled."""
-    patches.apply(module.Pregel, "__init__", on_init(note_origin))
+    patches.apply(module, "Pregel.__init__", on_init(note_origin))
 
 
 def instrument_steps(patches: Patches, module: ModuleType) -> None:
-    patches.apply(module.PregelRunner, "tick", _patch_tick)
+    patches.apply(module, "PregelRunner.tick", _patch_tick)
 
 
 def _patch_tick(original: Callable[..., Generator[None]]) -> Callable[..., Generator[None]]:
@@ -192,9 +192,9 @@ def instrument_eager_tasks(patches: Patches, module: ModuleType) -> None:
 
 
 def _patch_ensure_future(original: Callable[..., Any]) -> Callable[..., Any]:
-    def ensure_future(coro: Any, *, lazy: bool = True, **kwargs: Any) -> Any:
-        create = functools.partial(original, coro, lazy=lazy, **kwargs)
+    def ensure_future(*args: Any, **kwargs: Any) -> Any:
+        create = functools.partial(original, *args, **kwargs)
         # The loop makes lazy tasks, and the client patches the loop.
-        return create() if lazy else create_task(create)
+        return create() if kwargs.get("lazy", True) else create_task(create)
 
     return ensure_future

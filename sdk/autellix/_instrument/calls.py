@@ -208,10 +208,10 @@ def observe(response: Any, client: Any = None, call: CallHeaders | None = None) 
         # Another host has sent it here, by a path of its own choice.
         return
     is_call = response.request.method == "POST" and makes_call(url.path)
-    if is_ours:
+    if is_ours and is_call and destination_of(url, client) is not None:
+        backends.count_unidentified(url.host)
+    elif is_ours:
         backends.discover(url.scheme, url.host, url.port, url.path, socket_of(client))
-        if is_call and destination_of(url, client) is not None:
-            backends.count_unidentified(url.host)
     elif is_call:
         backends.miss(url.host)
 

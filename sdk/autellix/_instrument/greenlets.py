@@ -31,9 +31,9 @@ def instrument_gevent(patches: Patches, module: ModuleType) -> None:
 
 def instrument_gevent_pool(patches: Patches, module: ModuleType) -> None:
     """Link what gevent's groups and pools spawn."""
-    patches.apply(module.Group, "add", before(lambda _group, greenlet: link(greenlet)))
+    patches.apply(module, "Group.add", before(lambda _group, greenlet: link(greenlet)))
 
 
 def instrument_eventlet(patches: Patches, module: ModuleType) -> None:
     """Link the green threads of eventlet, pools included."""
-    patches.apply(module.GreenThread, "__init__", on_init(link))
+    patches.apply(module, "GreenThread.__init__", on_init(link))

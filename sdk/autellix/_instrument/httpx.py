@@ -58,9 +58,7 @@ def _patch_redirect_headers(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def instrument_redirects(patches: Patches, module: ModuleType) -> None:
     """Remove our headers from redirects to another host; httpx and httpx2 alike."""
-    base = getattr(module, "BaseClient", None)
-    patches.apply(base, "_redirect_headers", _patch_redirect_headers)
-    if not callable(getattr(base, "_redirect_headers", None)):
+    if not patches.apply(module, "BaseClient._redirect_headers", _patch_redirect_headers):
         calls.unsafe_packages.add(module.__name__.partition(".")[0])
         patches.when_reverted(calls.unsafe_packages.clear)
 
@@ -68,5 +66,5 @@ def instrument_redirects(patches: Patches, module: ModuleType) -> None:
 def instrument_httpx(patches: Patches, module: ModuleType) -> None:
     """Annotate every request of bare clients to a backend; httpx and httpx2 alike."""
     instrument_redirects(patches, module)
-    patches.apply(getattr(module, "Client", None), "send", _patch_send)
-    patches.apply(getattr(module, "AsyncClient", None), "send", _patch_async_send)
+    patches.apply(module, "Client.send", _patch_send)
+    patches.apply(module, "AsyncClient.send", _patch_async_send)

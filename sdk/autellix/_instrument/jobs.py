@@ -79,4 +79,4 @@ def _open_actor(actor: Any, *_args: object, **_kwargs: object) -> OpenJob | None
 
 def instrument_dramatiq(patches: Patches, module: ModuleType) -> None:
     """Open a program around each run of an actor."""
-    patches.apply(module.Actor, "__call__", around(_open_actor))
+    patches.apply(module, "Actor.__call__", around(_open_actor))

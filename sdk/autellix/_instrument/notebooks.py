@@ -47,4 +47,4 @@ def _keep_scope(shell: Any) -> None:
 
 def instrument_ipython(patches: Patches, module: ModuleType) -> None:
     """Continue where the last cell ended."""
-    patches.apply(module.InteractiveShell, "run_code", _patch_run_code)
+    patches.apply(module, "InteractiveShell.run_code", _patch_run_code)

@@ -161,17 +161,17 @@ def _keep_receipt(result: Any) -> None:
 
 
 def _patch_decode(original: Callable[..., Any]) -> Callable[..., Any]:
-    def decode(self: Any, line: str) -> Any:
+    def decode(self: Any, line: str, *args: Any, **kwargs: Any) -> Any:
         if line[:1] == ":":
             keep_comment(line)
-        return original(self, line)
+        return original(self, line, *args, **kwargs)
 
     return decode
 
 
 def instrument_streams(patches: Patches, module: ModuleType) -> None:
     """Keep the receipts in streams, which the clients skip as comments."""
-    patches.apply(getattr(module, "SSEDecoder", None), "decode", _patch_decode)
+    patches.apply(module, "SSEDecoder.decode", _patch_decode)
 
 
 def _observe_error(client: Any, error: Exception) -> None:
@@ -196,14 +196,12 @@ def _patch_process_response(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def instrument_client(patches: Patches, module: ModuleType) -> None:
     """Patch the base classes of all clients in the package, as far as this version has them."""
-    base = getattr(module, "BaseClient", None)
-    patches.apply(base, "_build_request", _patch_build_request)
-    patches.apply(base, "_should_retry", before(_observe))
+    patches.apply(module, "BaseClient._build_request", _patch_build_request)
+    patches.apply(module, "BaseClient._should_retry", before(_observe))
     for name, make in (("SyncAPIClient", _patch_request), ("AsyncAPIClient", _patch_async_request)):
-        client = getattr(module, name, None)
-        patches.apply(client, "request", make)
-        patches.apply(client, "_process_response", _patch_process_response)
-        for subclass in _subclasses(client):
+        patches.apply(module, f"{name}.request", make)
+        patches.apply(module, f"{name}._process_response", _patch_process_response)
+        for subclass in _subclasses(getattr(module, name, None)):
             if "request" in vars(subclass):
                 # Another library has given it a wrapper of the method that we have just replaced.
                 patches.apply(subclass, "request", make)

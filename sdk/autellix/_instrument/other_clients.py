@@ -79,11 +79,11 @@ def _patch_async_post(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def instrument_dspy(patches: Patches, module: ModuleType) -> None:
     """Annotate each request of the client inside DSPy."""
-    patches.apply(module.StdlibTransport, "stream", before(_annotate_request))
-    patches.apply(module.StdlibAsyncTransport, "_do_stream", before(_annotate_request))
+    patches.apply(module, "StdlibTransport.stream", before(_annotate_request))
+    patches.apply(module, "StdlibAsyncTransport._do_stream", before(_annotate_request))
 
 
 def instrument_litellm(patches: Patches, module: ModuleType) -> None:
     """Annotate each POST of litellm's own clients; its OpenAI provider uses the OpenAI client."""
-    patches.apply(module.HTTPHandler, "post", _patch_post)
-    patches.apply(module.AsyncHTTPHandler, "post", _patch_async_post)
+    patches.apply(module, "HTTPHandler.post", _patch_post)
+    patches.apply(module, "AsyncHTTPHandler.post", _patch_async_post)

@@ -28,27 +28,37 @@ class Patches:
         self._applied: list[tuple[Any, str, Any, Any]] = []
         self._undo: list[Callable[[], object]] = []
         self.missing: list[str] = []
-        """Methods that these versions of the libraries lack."""
+        """What these versions of the libraries lack."""
 
-    def apply(self, owner: Any, name: str, make: Make) -> None:
-        """Replace `owner.name` by `make(original)`, which gets the original's name and signature.
+    def apply(self, module: Any, path: str, make: Make) -> bool:
+        """Replace what is at a path in a module, such as `Client.send`, by `make(original)`.
 
-        A method that this version of the library lacks is logged and skipped.
+        The replacement gets the original's name and signature.
+
+        Returns:
+            Whether it is there; what this version of the library lacks is noted and skipped.
         """
-        original = getattr(owner, name, None)
+        holder, _, name = path.rpartition(".")
+        owner = functools.reduce(_get, holder.split("."), module) if holder else module
+        original = _get(owner, name)
         if not callable(original):
-            log_debug("%r has no method %s: not instrumented", owner, name)
-            self.missing.append(f"{getattr(owner, '__qualname__', owner)}.{name}")
-            return
+            self.note_missing(f"{getattr(module, '__name__', module)}.{path}")
+            return False
         if any(entry[0] is owner and entry[1] == name and entry[3] is original for entry in self._applied):
             # A module was loaded again, and what it had patched in another one is still in place.
-            return
+            return True
         replacement: Any = make(original)
         function: Any = getattr(replacement, "__func__", replacement)
         functools.update_wrapper(function, original)
         # The raw attribute of the class, so that a class method is restored as one.
         self._applied.append((owner, name, vars(owner).get(name, _INHERITED), replacement))
         setattr(owner, name, replacement)
+        return True
+
+    def note_missing(self, what: str) -> None:
+        """Note what this version of a library lacks."""
+        log_debug("%s is missing: not instrumented", what)
+        self.missing.append(what)
 
     def when_reverted(self, undo: Callable[[], object]) -> None:
         """Call this with the next `revert`, for a change that is no replaced method."""
@@ -67,6 +77,10 @@ class Patches:
                 delattr(owner, name)
             else:
                 setattr(owner, name, original)
+
+
+def _get(owner: Any, name: str) -> Any:
+    return getattr(owner, name, None)
 
 
 def before(step: Callable[..., object]) -> Make:

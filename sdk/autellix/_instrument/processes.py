@@ -51,11 +51,11 @@ def _patch_submit(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _patch_process_start(original: Callable[..., Any]) -> Callable[..., Any]:
-    def start(self: Any) -> None:
+    def start(self: Any, *args: Any, **kwargs: Any) -> None:
         if propagation.is_on and not suppression.is_on and not type(self).__module__.endswith(WORKER_MODULES):
             safely(_attach_context, self)
         try:
-            original(self)
+            original(self, *args, **kwargs)
         finally:
             safely(_detach_context, self)
 
@@ -132,17 +132,18 @@ def _linked_items(name: str, args: Args, wrap: type[BranchItem] | None) -> Args:
 
 def instrument_process_pool(patches: Patches, module: ModuleType) -> None:
     """Link the jobs of process pools, the standard library's and those of loky, which joblib uses."""
-    patches.apply(module.ProcessPoolExecutor, "submit", _patch_submit)
+    patches.apply(module, "ProcessPoolExecutor.submit", _patch_submit)
 
 
 def instrument_processes(patches: Patches, module: ModuleType) -> None:
     """Link the processes of `multiprocessing`, with any start method."""
-    patches.apply(module.BaseProcess, "start", _patch_process_start)
-    patches.apply(module.BaseProcess, "_bootstrap", _patch_bootstrap)
+    patches.apply(module, "BaseProcess.start", _patch_process_start)
+    patches.apply(module, "BaseProcess._bootstrap", _patch_bootstrap)
 
 
 def instrument_multiprocessing_pool(patches: Patches, module: ModuleType) -> None:
     """Link the jobs of `multiprocessing.pool`, of threads and of processes."""
-    patches.apply(module.Pool, "__init__", suppress_spawns)
+    patches.apply(module, "Pool.__init__", suppress_spawns)
     for name in ("apply_async", "_map_async", "imap", "imap_unordered"):
-        patches.apply(module.Pool, name, functools.partial(_patch_pool_call, thread_pool=module.ThreadPool))
+        make = functools.partial(_patch_pool_call, thread_pool=module.ThreadPool)
+        patches.apply(module, f"Pool.{name}", make)

@@ -51,9 +51,11 @@ class _Dependency:
 
 def _patch_in_threadpool(original: Callable[..., Any]) -> Callable[..., Any]:
     @contextlib.asynccontextmanager
-    async def contextmanager_in_threadpool(cm: AbstractContextManager[Any]) -> AsyncGenerator[Any]:
+    async def contextmanager_in_threadpool(
+        cm: AbstractContextManager[Any], *args: Any, **kwargs: Any
+    ) -> AsyncGenerator[Any]:
         dependency = _Dependency(cm)
-        async with original(dependency) as value:
+        async with original(dependency, *args, **kwargs) as value:
             safely(dependency.hold)
             yield value
 
@@ -62,7 +64,7 @@ def _patch_in_threadpool(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def instrument_asgiref(patches: Patches, module: ModuleType) -> None:
     """Link the jobs of `sync_to_async` that go back to the thread of a sync caller."""
-    patches.apply(module.CurrentThreadExecutor, "submit", link_submit)
+    patches.apply(module, "CurrentThreadExecutor.submit", link_submit)
 
 
 def instrument_fastapi(patches: Patches, module: ModuleType) -> None:

@@ -32,11 +32,11 @@ CLOSING = "async_generator_athrow"
 """The type of what an event loop closes an abandoned generator with: where that was found means nothing."""
 
 
-def _patch_start(original: Callable[[Thread], None]) -> Callable[[Thread], None]:
-    def start(self: Thread) -> None:
+def _patch_start(original: Callable[..., None]) -> Callable[..., None]:
+    def start(self: Thread, *args: Any, **kwargs: Any) -> None:
         if not suppression.is_on and type(self).__module__ not in POOL_MODULES:
             safely(link, self)
-        original(self)
+        original(self, *args, **kwargs)
 
     return start
 
@@ -79,8 +79,8 @@ def _patch_map(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _patch_add_done_callback(original: Callable[..., Any]) -> Callable[..., Any]:
-    def add_done_callback(self: Any, fn: Callable[..., Any]) -> Any:
-        return original(self, safely(_linked, fn, WAKERS) or fn)
+    def add_done_callback(self: Any, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return original(self, safely(_linked, fn, WAKERS) or fn, *args, **kwargs)
 
     return add_done_callback
 
@@ -132,70 +132,68 @@ def _linked(callback: Callable[..., Any], wakers: frozenset[str | None]) -> Call
 
 def _patch_run_sync(original: Callable[..., Any]) -> Any:
     # The original is bound to its class already, so a static method replaces it.
-    async def run_sync_in_worker_thread(
-        func: Callable[..., Any], args: Any, *more: Any, **kwargs: Any
-    ) -> Any:
+    async def run_sync_in_worker_thread(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         thread = safely(new_branch)
-        return await original(func if thread is None else BranchCall(thread, func), args, *more, **kwargs)
+        return await original(func if thread is None else BranchCall(thread, func), *args, **kwargs)
 
     return staticmethod(run_sync_in_worker_thread)
 
 
 def instrument_threading(patches: Patches, module: ModuleType) -> None:
     """Link threads to the program thread that starts them."""
-    patches.apply(module.Thread, "start", _patch_start)
+    patches.apply(module, "Thread.start", _patch_start)
     if "start" in vars(module.Timer):
         # Another library has given it a wrapper of the method that we have just replaced.
-        patches.apply(module.Timer, "start", _patch_start)
+        patches.apply(module, "Timer.start", _patch_start)
 
 
 def instrument_pool(patches: Patches, module: ModuleType) -> None:
     """Link jobs to their submitter; `map`, `run_in_executor` and `to_thread` submit too."""
-    patches.apply(module.ThreadPoolExecutor, "submit", link_submit)
+    patches.apply(module, "ThreadPoolExecutor.submit", link_submit)
 
 
 def instrument_futures(patches: Patches, module: ModuleType) -> None:
     """Link callbacks of pools' futures to the code that adds them; a worker runs them after its job."""
-    patches.apply(module.Future, "add_done_callback", _patch_add_done_callback)
-    patches.apply(module.Executor, "map", _patch_map)
+    patches.apply(module, "Future.add_done_callback", _patch_add_done_callback)
+    patches.apply(module, "Executor.map", _patch_map)
 
 
 def instrument_asyncio(patches: Patches, module: ModuleType) -> None:
     """Link tasks and timed callbacks to the program thread that creates them, and find it by the task."""
     state.current_task, state.running_loop = module.tasks.current_task, module.events._get_running_loop
-    _patch_loop(patches, module.BaseEventLoop)
+    _patch_loop(patches, module, "BaseEventLoop")
 
 
 def instrument_eager_tasks(patches: Patches, module: ModuleType) -> None:
     """Link eager tasks, whose first step runs before they are registered."""
     if hasattr(module, "eager_task_factory"):
         patches.apply(module, "eager_task_factory", _patch_eager_factory)
-        patches.apply(module.tasks, "eager_task_factory", _patch_eager_factory)
+        patches.apply(module, "tasks.eager_task_factory", _patch_eager_factory)
 
 
 def instrument_uvloop(patches: Patches, module: ModuleType) -> None:
     """Do the same for uvloop's loop, which is not a BaseEventLoop."""
-    _patch_loop(patches, module.Loop)
-    patches.apply(module.Loop, "call_later", _patch_call_at)
+    _patch_loop(patches, module, "Loop")
+    patches.apply(module, "Loop.call_later", _patch_call_at)
 
 
-def _patch_loop(patches: Patches, loop: type) -> None:
-    patches.apply(loop, "create_task", _patch_create_task)
-    patches.apply(loop, "call_soon_threadsafe", _patch_call_soon_threadsafe)
-    patches.apply(loop, "call_at", _patch_call_at)
+def _patch_loop(patches: Patches, module: ModuleType, loop: str) -> None:
+    patches.apply(module, f"{loop}.create_task", _patch_create_task)
+    patches.apply(module, f"{loop}.call_soon_threadsafe", _patch_call_soon_threadsafe)
+    patches.apply(module, f"{loop}.call_at", _patch_call_at)
 
 
 def instrument_trio(patches: Patches, module: ModuleType) -> None:
     """Link trio's tasks to the task that starts them, and find the program thread by the task."""
     state.trio = module.GLOBAL_RUN_CONTEXT
-    patches.apply(module.Runner, "spawn_impl", on_result(lambda task: link(trio_carrier(task))))
+    patches.apply(module, "Runner.spawn_impl", on_result(lambda task: link(trio_carrier(task))))
 
 
 def instrument_trio_threads(patches: Patches, module: ModuleType) -> None:
     """Link the jobs of trio's threads, which are reused, to the task that awaits them."""
-    patches.apply(module.ThreadCache, "start_thread_soon", link_submit)
+    patches.apply(module, "ThreadCache.start_thread_soon", link_submit)
 
 
 def instrument_anyio(patches: Patches, module: ModuleType) -> None:
     """Link jobs of anyio's worker threads, which are reused, to the task that awaits them."""
-    patches.apply(module.AsyncIOBackend, "run_sync_in_worker_thread", _patch_run_sync)
+    patches.apply(module, "AsyncIOBackend.run_sync_in_worker_thread", _patch_run_sync)

@@ -169,7 +169,10 @@ def _patch(instrumentor: str, module: ModuleType) -> None:
         # An integration is not installed, or is for another version of the framework.
         log_debug("%s is not instrumented: %s", module.__name__, error)
         return
-    getattr(patching, function)(_switch.patches, module)
+    try:
+        getattr(patching, function)(_switch.patches, module)
+    except AttributeError as error:
+        _switch.patches.note_missing(f"{module.__name__}: {error}")
 
 
 def _register_fork_hooks() -> None:

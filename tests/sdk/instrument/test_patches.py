@@ -1,0 +1,71 @@
+"""What a library's next version may do to the patches: add a parameter, move a class."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from autellix._instrument.patches import Patches
+
+CHECK = """
+    import importlib, json, sys
+    import warnings
+
+    import autellix
+    from autellix._instrument.switch import INSTRUMENTORS, RAW_HTTP, _switch
+
+    warnings.simplefilter("ignore")
+    autellix.instrument(raw_http=True)
+    for name in INSTRUMENTORS:
+        try:
+            importlib.import_module(name)
+        except ImportError:
+            pass
+
+    def is_open(function):
+        code = getattr(getattr(function, "__func__", function), "__code__", None)
+        # An async context manager of contextlib hands its arguments on.
+        return code is not None and code.co_flags & 4 and code.co_flags & 8
+
+    closed = [entry[1] for entry in _switch.patches._applied if not is_open(entry[3])]
+    print(json.dumps([len(_switch.patches._applied), closed, _switch.patches.missing]))
+"""
+
+
+def test_every_patch_takes_any_argument_and_finds_its_place(run_script: Callable[..., str]) -> None:
+    """With each library that is installed."""
+    count, closed, missing = json.loads(run_script(CHECK))
+    assert count > 30
+    assert closed == []
+    assert missing == []
+
+
+class Library(ModuleType):
+    """A library of which one class has moved."""
+
+    class Kept:
+        def method(self) -> str:
+            return "original"
+
+
+def wrap(original: Callable[..., str]) -> Callable[..., str]:
+    def method(*args: Any, **kwargs: Any) -> str:
+        return original(*args, **kwargs) + "+ours"
+
+    return method
+
+
+def test_what_is_gone_is_listed_and_the_rest_is_patched() -> None:
+    library = Library("library")
+    patches = Patches()
+    assert not patches.apply(library, "Moved.method", wrap)
+    assert not patches.apply(library, "Kept.renamed", wrap)
+    assert not patches.apply(library, "moved.deeper.method", wrap)
+    assert patches.apply(library, "Kept.method", wrap)
+    assert library.Kept().method() == "original+ours"
+    assert patches.missing == ["library.Moved.method", "library.Kept.renamed", "library.moved.deeper.method"]
+    patches.revert()
+    assert library.Kept().method() == "original"
+    assert patches.missing == []
