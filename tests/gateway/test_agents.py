@@ -117,6 +117,19 @@ async def test_an_answer_without_tool_calls_ends_an_unnamed_call(serve: Any) -> 
         assert rig.engine.calls[-1].xargs["autellix_last"] == 1
 
 
+@pytest.mark.parametrize("choice", [{"type": "function", "function": {"name": "read"}}, "auto", None])
+async def test_a_tool_that_must_be_called_is_a_form_and_ends_an_unnamed_call(serve: Any, choice: Any) -> None:
+    async with serve(calling()) as rig:
+        task = Task(AGENTS["mini-swe-agent"])
+        task.body["tool_choice"] = choice
+        program, _, answer = await post(rig, task.agent.path, task.body)
+        await rig.settled()
+        assert (await rig.store.program(program) is None) is isinstance(choice, dict)
+        # One that goes on all the same is known.
+        task.take(answer)
+        assert await step(rig, task) == program
+
+
 async def test_tenants_share_no_answers_and_sending_ids_keeps_nothing(serve: Any, tenants_file: Any) -> None:
     async with serve(calling(), tenants_file=str(tenants_file)) as rig:
         for agent in AGENTS.values():

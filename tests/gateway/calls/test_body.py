@@ -41,6 +41,25 @@ def test_records_are_counted_by_prompts_and_choices(body: bytes, count: int) -> 
     assert parse_body(body, COMPLETIONS).record_count == count
 
 
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, False),
+        ({"tools": []}, False),
+        ({"tools": None}, False),
+        ({"tools": [{}]}, True),
+        ({"tools": [{}], "tool_choice": None}, True),
+        ({"tools": [{}], "tool_choice": "required"}, True),
+        ({"tools": [{}], "tool_choice": {"type": "any"}}, True),
+        ({"tools": [{}], "tool_choice": ["odd"]}, True),
+        ({"tools": [{}], "tool_choice": {"type": "function", "function": {"name": "form"}}}, False),
+        ({"tools": [{}], "tool_choice": {"type": "tool", "name": "form"}}, False),
+    ],
+)
+def test_a_body_offers_tools_unless_one_must_be_called(fields: dict[str, Any], *, expected: bool) -> None:
+    assert parse_body(json.dumps(fields).encode(), CHAT_COMPLETIONS).offers_tools is expected
+
+
 @pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages"])
 def test_unknown_counts_are_left_out(path: str) -> None:
     assert parse_body(b'{"prompt": ["a", "b"], "n": 2}', BY_PATH[path]).record_count == 1

@@ -18,6 +18,8 @@ from autellix_backend.gateway.errors import InvalidRequestError
 from autellix_backend.gateway.raw_json import (
     JSON_ERRORS,
     MAX_ITEMS,
+    MAX_SCALAR_BYTES,
+    decoded_or,
     first_item_byte,
     items,
     may_have_more,
@@ -32,6 +34,15 @@ MAX_MODEL_CHARACTERS = 256
 MAX_LENIENT_BYTES = 256 * 1024
 """The longest body that Python's own parser reads, which takes 2 ms for it."""
 
+
+class _ToolChoice(msgspec.Struct):
+    type: str = ""
+
+
+_FREE = _ToolChoice()
+_FORCED = ("function", "custom", "tool")
+"""Types of a choice of one tool, in chats and responses, and in messages."""
+_choice_decoder = msgspec.json.Decoder(str | _ToolChoice)
 _NOTHING = msgspec.Raw(b"")
 _fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _xargs_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw] | None)
@@ -51,7 +62,7 @@ class CallBody(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None
     is_streaming: bool
     offers_tools: bool = False
-    """Whether its answer may be a tool call, whose result comes with another call."""
+    """Whether tools may be called, whose results come with another call; one that must be is a form."""
     is_beam_search: bool = False
     """Whether its engine may split it into requests that lack its arguments."""
 
@@ -78,7 +89,7 @@ def parse_body(data: bytes, dialect: Dialect) -> CallBody:
         record_count=prompt_count * each,
         model=model[:MAX_MODEL_CHARACTERS] if isinstance(model, str) else None,
         is_streaming=is_streaming,
-        offers_tools=first_item_byte(fields.get("tools", _NOTHING)) == b"{",
+        offers_tools=_offers_tools(fields),
         is_beam_search=is_beam_search,
     )
 
@@ -107,6 +118,13 @@ def _split_as_vllm(data: bytes) -> dict[str, msgspec.Raw] | None:
         return {name: msgspec.Raw(json.dumps(value).encode()) for name, value in fields.items()}
     except JSON_ERRORS:
         return None
+
+
+def _offers_tools(fields: Mapping[str, msgspec.Raw]) -> bool:
+    if first_item_byte(fields.get("tools", _NOTHING)) != b"{":
+        return False
+    choice = decoded_or(_FREE, _choice_decoder, fields.get("tool_choice"), MAX_SCALAR_BYTES)
+    return isinstance(choice, str) or choice.type not in _FORCED
 
 
 def bounded(body: CallBody, limits: TenantLimits, dialect: Dialect) -> CallBody:

@@ -96,7 +96,9 @@ class GatewayCall(QueuedCall):
     @property
     def ends_program(self) -> bool:
         """Whether its program ends with it: what tool calls return comes with another call."""
-        return self.identity.is_final or (self.identity.is_anonymous and not self.tool_calls)
+        return self.identity.is_final or (
+            self.identity.is_anonymous and not (self.body.offers_tools and self.tool_calls)
+        )
 
     @property
     def answer_ids(self) -> list[str]:
