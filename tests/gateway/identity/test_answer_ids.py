@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from autellix_backend.gateway.identity.answer_ids import (
+    LAST_IDS,
     MAX_IDS,
     AnswerIds,
     is_unique,
@@ -113,7 +114,7 @@ def test_what_is_no_transcript_or_too_long_has_none(transcript: object) -> None:
 def test_of_many_ids_the_last_ones_are_read() -> None:
     messages = [{"tool_call_id": unique(number)} for number in range(1000)]
     found = transcript_ids(fields(messages=messages))
-    assert len(found) == MAX_IDS
+    assert len(found) == LAST_IDS
     assert found[0] == unique(999)
 
 

@@ -17,7 +17,9 @@ from autellix_backend.gateway.raw_json import MAX_READ_BYTES, decoded_or, first_
 from autellix_wire.ids import MAX_ID_BYTES
 
 MAX_IDS = 64
-"""Of one answer; of one request the last ones count."""
+"""Of one answer."""
+LAST_IDS = 16
+"""Of one transcript: if the answer that it continues is known, so are these."""
 
 _PREVIOUS = "previous_response_id"
 _TRANSCRIPTS = ("messages", "input")
@@ -117,7 +119,7 @@ def transcript_ids(fields: Mapping[str, msgspec.Raw]) -> tuple[str, ...]:
         return ()
     # From the end, and no further than needed: a long transcript has hundreds of ids.
     items = (decoded_or(_NO_ITEM, _item_decoder, item, MAX_READ_BYTES) for item in reversed(_split(raw)))
-    return _unique(found for item in items for found in item.ids())
+    return _unique((found for item in items for found in item.ids()), LAST_IDS)
 
 
 def _returns_tools(transcript: bytes) -> bool:
@@ -141,14 +143,14 @@ def read_answer_ids(content: bytes) -> AnswerIds:
     answer = decoded_or(_AnswerFields(), _answer_decoder, msgspec.Raw(content), MAX_READ_BYTES)
     answer = answer.response or answer
     is_response = answer.object == "response" and answer.id is not None and is_unique(answer.id)
-    return AnswerIds(answer.id if is_response else None, _unique(answer.tool_calls()))
+    return AnswerIds(answer.id if is_response else None, _unique(answer.tool_calls(), MAX_IDS))
 
 
-def _unique(found: Iterable[str | None]) -> tuple[str, ...]:
+def _unique(found: Iterable[str | None], most: int) -> tuple[str, ...]:
     usable: dict[str, None] = {}
     for each in found:
         if each and each not in usable and is_unique(each):
             usable[each] = None
-            if len(usable) == MAX_IDS:
+            if len(usable) == most:
                 break
     return tuple(usable)
