@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from tests.sdk.propagation import FORK_JOIN, run_file
 import autellix
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from tests.sdk.conftest import Recording
@@ -172,3 +174,40 @@ def test_slow_callbacks_are_named_as_without_us(sdk: None) -> None:
             loop.close()
     assert "test_slow_callbacks_are_named_as_without_us.<locals>.slow()" in shown
     assert "test_other_runtimes.py" in shown
+
+
+SUB_INTERPRETER = """
+import sys
+
+CODE = '''
+import sys
+sys.path[:] = {path!r}
+import autellix
+from autellix._sessions.control_thread import ControlThread
+
+autellix.configure("http://127.0.0.1:9/v1")
+with autellix.program("a"):
+    first = autellix.headers("http://127.0.0.1:9/v1/chat/completions")
+assert first["X-Autellix-Program-Name"] == "a", first
+ControlThread(lambda: None, int, int).ensure_started()
+'''.format(path=sys.path)
+
+if sys.version_info < (3, 13):
+    import _xxsubinterpreters as interpreters
+
+    interpreter = interpreters.create()
+    interpreters.run_string(interpreter, CODE)
+else:
+    import _interpreters as interpreters
+
+    interpreter = interpreters.create()
+    failure = interpreters.exec(interpreter, CODE)
+    assert failure is None, failure
+interpreters.destroy(interpreter)
+"""
+
+
+@pytest.mark.skipif(sys.version_info[:2] == (3, 12), reason="the end of one crashes, also without the client")
+def test_calls_of_a_sub_interpreter_are_annotated(run_script: Callable[..., str]) -> None:
+    """It may start no daemon thread, so its sessions are not kept, but nothing fails."""
+    run_script(SUB_INTERPRETER)
