@@ -35,6 +35,8 @@ MIN_DISCOVERED_HEARTBEAT_S = 1.0
 """Where the user has not named the backend."""
 MISSED_HEARTBEAT_S = 10.0
 """From a heartbeat without success to the next one."""
+AHEAD_S = 1.0
+"""How early a heartbeat may be sent with others: the look for those that are due costs as much as several."""
 IDLE_SESSION_S = 900.0
 """Without a call; the backend ends the session some time after its last heartbeat."""
 
@@ -89,7 +91,7 @@ class Upkeep:
         """Send the heartbeats that are due; a session without calls for long gets none."""
         for session, registration in self._registrations():
             now_s = time.monotonic()
-            if registration.due_s > now_s:
+            if registration.due_s > now_s + AHEAD_S:
                 continue
             if now_s - registration.used_s > IDLE_SESSION_S:
                 session.drop(registration)
