@@ -65,7 +65,8 @@ STILL_S = 20.0
 IDLE_S = 2.0
 """An engine may keep calls waiting for so long while none runs, and for the age of a sample."""
 GROWTH_BYTES = 256 << 20
-"""What an engine may grow by, besides its host memory."""
+"""What an engine may grow by, besides its host memory, once it has run for a while."""
+SETTLED_S = 60.0
 RECOVERY_S = 60.0
 """How long after an engine is back calls may still be lost with it, or wait for it (`recovery_wait_s`)."""
 REST_S = 60.0
@@ -344,7 +345,7 @@ class Watch:
     memory: list[tuple[int, int]] = dataclasses.field(default_factory=list)
     """Settled calls and bytes of the gateway."""
     engine_bytes: dict[int, tuple[int, int]] = dataclasses.field(default_factory=dict)
-    """By process of an engine: what it took when it was first seen, and at most."""
+    """By process of an engine: what it took once it had settled, and at most."""
 
     @property
     def engine_growth_bytes(self) -> int:
@@ -475,7 +476,8 @@ class Soak:
     def _weigh_engines(self) -> None:
         for process in self._guard().children(recursive=True):
             with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-                if "EngineCore" in " ".join(process.cmdline()):
+                is_old = time.time() - process.create_time() > SETTLED_S
+                if is_old and "EngineCore" in " ".join(process.cmdline()):
                     taken = process.memory_info().rss
                     first, most = self._watch.engine_bytes.get(process.pid, (taken, taken))
                     self._watch.engine_bytes[process.pid] = first, max(most, taken)

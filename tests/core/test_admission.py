@@ -27,9 +27,9 @@ LONGEST_S = MAX_HOLDS * HOLD_S
 
 
 def make_machine(table: ProcessTable | None = None, **settings: Any) -> Machine:
-    config: dict[str, Any] = {"policy": "boost", "boost": 0.0, "admission": "working_set", "kv_share": 0.5}
+    config: dict[str, Any] = {"policy": "boost", "boost": 0.0, "admission": "working_set", "kv_share": 1.0}
     config |= {"token_s": HOLD_S / CAPACITY, **settings}
-    return Machine(SchedulerConfig(**config), table, kv_tokens=2 * CAPACITY)
+    return Machine(SchedulerConfig(**config), table, kv_tokens=CAPACITY)
 
 
 @dataclass(kw_only=True)
@@ -728,6 +728,18 @@ def parking(host_tokens: float) -> Engine:
     engine.arrive("c1", 60)
     engine.review(after_s=2 * LEAST_HOLD_S, steps=REVIEW_STEPS)
     return engine
+
+
+def test_with_host_memory_contexts_may_fill_all_of_the_memory() -> None:
+    """Without it, a part is left for what they grow by."""
+    engine = Engine(machine=make_machine(kv_share=0.9))
+    engine.arrive("a1", 60)
+    engine.arrive("b1", 40)
+    assert engine.active == "a"
+
+    engine.admission.use_host_memory(lambda program_id, tokens: (1.0, 0.0), 2 * CAPACITY)
+
+    assert engine.review(steps=REVIEW_STEPS) == ["b1"]
 
 
 def parked(engine: Engine) -> str:

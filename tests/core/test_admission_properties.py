@@ -34,7 +34,7 @@ CONFIGS = st.builds(
     bounds=st.sampled_from(((0.1, 0.4, 1.6), (1.0,), ())),
     beta=st.sampled_from((0.3, 2.0, math.inf)),
     admission=st.just("working_set"),
-    kv_share=st.just(0.5),
+    kv_share=st.just(1.0),
     idle_s=st.sampled_from((0.5, 20.0, 1e6)),
     boost=st.sampled_from((0.0, 0.7, 5.0)),
     token_s=st.sampled_from((1e-5, 0.01, 0.2)),
@@ -176,7 +176,7 @@ class Driver:
 def drive(
     config: SchedulerConfig,
     events: list[Any],
-    kv_tokens: float = 2 * CAPACITY,
+    kv_tokens: float = CAPACITY,
     host_tokens: float = 0.0,
     **facts: Any,
 ) -> Driver:

@@ -169,7 +169,7 @@ class SchedulerSettings:
     """The order of calls in the engine, and in the gateway for engines without our scheduler."""
 
     # The other fields of SchedulerConfig are constants to operators: `token_s` only scales `bounds`;
-    # `quanta`, `demotes` and `service` are for studies; any `kv_share` from 0.6 to 1 serves about as well.
+    # `quanta`, `demotes`, `service` and `kv_share` are for studies.
     policy: Annotated[str, one_of(LIVE_POLICY_NAMES)] = _DEFAULTS.policy
     """[scheduling](../scheduling.md) policy: how a program's past orders its next call"""
     bounds: Bounds = _DEFAULTS.bounds

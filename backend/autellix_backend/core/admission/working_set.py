@@ -45,6 +45,7 @@ class WorkingSetAdmission(Admission):
         """Admit programs to an empty engine."""
         config = inputs.config
         self.memory = EngineMemory(config.kv_share * inputs.kv_tokens, inputs.fill)
+        self._kv_tokens = inputs.kv_tokens
         self._costs = ContextCosts(inputs.token_cost)
         self.idle = IdleLimits(self.memory.capacity_tokens, config.idle_s, self._costs)
         self._review = MemoryReview(self.memory, self.idle, self._costs, inputs.statistics)
@@ -79,6 +80,8 @@ class WorkingSetAdmission(Admission):
         """Park inactive programs in host memory, and keep idle ones active for less time."""
         self._costs.host_loads = loads
         self.memory.host_tokens = tokens
+        # What outgrows the memory is loaded again, and not computed, so no reserve is worth its price.
+        self.memory.capacity_tokens = self._kv_tokens
 
     def take_stored(self) -> Mapping[str, bool]:
         """Return the programs that became active, or that were given up."""
