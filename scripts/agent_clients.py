@@ -249,9 +249,10 @@ general_settings: {forward_client_headers_to_llm_api: FORWARDS}
 """
 PROXIED = """
 cd {home}
+export LITELLM_LOCAL_MODEL_COST_MAP=True LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY=true
 {root}/litellm/bin/litellm --config proxy.yaml --host 127.0.0.1 --port {port} >proxy.log 2>&1 &
 cd work
-until curl -sf http://127.0.0.1:{port}/health/liveliness >/dev/null; do sleep 0.5; done
+until curl -sf http://127.0.0.1:{port}/health/liveliness >/dev/null; do kill -0 $! || exit; sleep 0.5; done
 "$@"
 """
 
@@ -265,7 +266,7 @@ def behind_litellm(client: AgentClient, *, forwards: bool) -> AgentClient:
         needs=("litellm",),
         command=("bash", "-c", PROXIED, "bash", *client.command),
         environment=environment,
-        files={"proxy.yaml": PROXY.replace("FORWARDS", str(forwards).lower())},
+        files={**client.files, "proxy.yaml": PROXY.replace("FORWARDS", str(forwards).lower())},
         is_heavy=True,
     )
 
@@ -288,6 +289,7 @@ CLIENTS: Mapping[str, AgentClient] = {
     "opencode-responses": opencode("@ai-sdk/openai", "responses"),
     "opencode-messages": opencode("@ai-sdk/anthropic", "messages"),
     "qwen": QWEN,
+    "qwen-forks": replace(QWEN, delegates="read,fork+fork,run", is_heavy=True),
     "cline": CLINE,
     "aider": AIDER,
     "mini-swe-agent": MINI,

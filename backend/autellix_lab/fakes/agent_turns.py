@@ -23,11 +23,13 @@ _SHELLS = (
     *("bash", "shell", "exec_command", "run_shell_command", "execute_command", "terminal", "local_shell"),
     *("run_commands", "shell_command", "execute_bash"),
 )
+_AGENTS = ("task", "agent", "spawn_agent", "use_subagents", "new_task")
 TOOLS: Mapping[str, Sequence[str]] = {
     "read": ("read", "read_file", "read_files", "view", "file_editor", *_SHELLS),
     "run": _SHELLS,
     "submit": _SHELLS,
-    "delegate": ("task", "agent", "spawn_agent", "use_subagents", "new_task"),
+    "delegate": _AGENTS,
+    "fork": _AGENTS,
     "await": ("wait_agent", "wait"),
 }
 """The tools of each kind of step, the first that is offered."""
@@ -148,14 +150,14 @@ def _call(kind: str, task: AgentTask) -> ScriptedCall | None:
         targets = list(dict.fromkeys(_AGENT_ID.findall(task.text.replace("\\", ""))))
         return ScriptedCall(tool=tool, arguments={"targets": targets, "timeout_ms": 60_000})
     command = SUBMISSION if kind == "submit" else SHELL_COMMAND
-    return ScriptedCall(tool=tool, arguments=dict(_filled(tool, command)))
+    # OpenCode's tool has another name for the same sub-agent; Qwen Code's forks begin with its transcript.
+    agent = "fork" if kind == "fork" else "general" if tool.name == "task" else "general-purpose"
+    return ScriptedCall(tool=tool, arguments=dict(_filled(tool, command, agent)))
 
 
-def _filled(tool: OfferedTool, command: str) -> Iterator[tuple[str, Any]]:
+def _filled(tool: OfferedTool, command: str, agent: str) -> Iterator[tuple[str, Any]]:
     """Yield a value for each argument that a tool requires, and for those that say what it does."""
     properties: Mapping[str, Any] = tool.parameters.get("properties") or {}
-    # OpenCode's tool has another name for the same sub-agent.
-    agent = "general" if tool.name == "task" else "general-purpose"
     known = {
         **dict.fromkeys(("command", "cmd"), command),
         **dict.fromkeys(("file_path", "filePath", "path", "absolute_path"), "notes.txt"),
