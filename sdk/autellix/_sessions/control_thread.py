@@ -20,11 +20,10 @@ MAX_STEPS = 4096
 
 
 class ControlThread:
-    """A thread that runs steps, `on_timeout` whenever `timeout_s` has elapsed, and `on_stop` at last."""
+    """A thread that runs steps; `pause` does what is due and returns the seconds until the next look."""
 
-    def __init__(self, timeout_s: Callable[[], float | None], on_timeout: Step, on_stop: Step) -> None:
-        self._timeout_s = timeout_s
-        self._on_timeout = on_timeout
+    def __init__(self, pause: Callable[[], float | None], on_stop: Step) -> None:
+        self._pause = pause
         self._on_stop = on_stop
         self._inbox: queue.SimpleQueue[Step | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -65,17 +64,11 @@ class ControlThread:
         return thread
 
     def _run(self, inbox: queue.SimpleQueue[Step | None]) -> None:
-        step: Step | None = _nothing
-        while step is not None:
-            # However many steps wait, what is due goes first.
-            if self._timeout_s() == 0:
-                safely(self._on_timeout)
-            safely(step)
-            step = _nothing
+        while True:
             with contextlib.suppress(queue.Empty):
-                step = inbox.get(timeout=self._timeout_s())
+                # However many steps wait, what is due goes first.
+                step = inbox.get(timeout=self._pause())
+                if step is None:
+                    break
+                safely(step)
         safely(self._on_stop)
-
-
-def _nothing() -> None:
-    pass

@@ -119,8 +119,7 @@ class SessionKeeper:
 
     def registrations(self) -> Iterator[tuple[ClientSession, Registration]]:
         """Iterate over all registrations of this process, each with its session."""
-        named = [*list(self._named.values()), *list(self._paused.values())]
-        for session in (self.process_session, *named):
+        for session in [self.process_session, *list(self._named.values()), *list(self._paused.values())]:
             for registration in list(session.registrations.values()):
                 yield session, registration
 

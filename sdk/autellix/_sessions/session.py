@@ -51,10 +51,8 @@ class ClientSession:
         if len(self.registrations) >= MAX_REGISTRATIONS:
             self.drop(min(list(self.registrations.values()), key=lambda entry: entry.used_s))
         # A session belongs to one account: a second one needs another id, unless the user has chosen it.
-        is_first = self.has_chosen_id or not any(
-            other.backend is account.backend for other in list(self.registrations)
-        )
-        session_id = self.session_id if is_first else ids.make("session")
+        is_first = account.backend not in [other.backend for other in list(self.registrations)]
+        session_id = self.session_id if self.has_chosen_id or is_first else ids.make("session")
         # setdefault: two threads that make their first call at once share one registration.
         return self.registrations.setdefault(account, Registration(account, session_id))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from functools import partial
 
-from autellix._faults import log_debug, log_warning
+from autellix._faults import log_debug, log_warning, safely
 from autellix._sessions.backends import KEY_HEADERS
 from autellix._sessions.control_thread import ControlThread
 from autellix._sessions.session import NEVER_S
@@ -53,12 +53,12 @@ class Upkeep:
         self._route: Route | None = None
         """The way of the last request, whose connection is kept."""
         self._has_warned = False
-        self._thread = ControlThread(self._timeout_s, self._send_heartbeats, self._close_route)
+        self._thread = ControlThread(self._pause, self._close_route)
 
     def keep(self, registration: Registration) -> None:
         """Start a session at the backend, and keep it there."""
         registration.due_s = 0.0
-        self._thread.post(self._look_again)
+        self._thread.post(self._send_heartbeats)
         self._thread.ensure_started()
 
     def end_program(self, registration: Registration, program_id: str) -> None:
@@ -78,10 +78,9 @@ class Upkeep:
         if self._due_s != NEVER_S:
             self._thread.ensure_started()
 
-    def _look_again(self) -> None:
-        self._due_s = 0.0
-
-    def _timeout_s(self) -> float | None:
+    def _pause(self) -> float | None:
+        if self._due_s <= time.monotonic():
+            safely(self._send_heartbeats)
         return None if self._due_s == NEVER_S else max(0.0, self._due_s - time.monotonic())
 
     def _registrations(self) -> list[tuple[ClientSession, Registration]]:
