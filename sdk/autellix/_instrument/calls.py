@@ -198,10 +198,13 @@ def observe(response: Any, client: Any = None, call: CallHeaders | None = None) 
     is_ours = _has(response.headers, VERSION_NAME)
     call = call or _answered_call(response)
     if call is not None:
-        if is_ours:
-            keeper.on_answer(call.session, call.registration, call.credentials, response.status_code)
-        else:
+        if not is_ours:
             backends.reject(call.registration.account.backend)
+        elif response.status_code != 401:
+            keeper.on_answer(call.registration, call.credentials)
+        elif response.headers.get("x-should-retry") == "true":
+            # The key is right, and the session another key's.
+            call.session.renew(call.registration)
         return
     url = response.request.url
     if response.history and response.history[0].url.host != url.host:

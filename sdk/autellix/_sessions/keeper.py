@@ -66,13 +66,8 @@ class SessionKeeper:
             if registration.due_s != NEVER_S:
                 self._upkeep(registration).end_session(session, registration)
 
-    def on_answer(
-        self, session: ClientSession, registration: Registration, credentials: Credentials, status: int
-    ) -> None:
-        """Note that a backend has answered a call of a session, made with a key; keep the session there."""
-        if status == 401:
-            session.renew(registration)
-            return
+    def on_answer(self, registration: Registration, credentials: Credentials) -> None:
+        """Note that a backend has taken the key of a call, and keep the call's session there."""
         account = registration.account
         registration.used_s = time.monotonic()
         account.credentials = credentials

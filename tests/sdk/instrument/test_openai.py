@@ -130,7 +130,7 @@ def test_only_posts_are_calls(sdk: None) -> None:
     ],
 )
 def test_public_hosts_get_no_header(sdk: None, base_url: str, is_annotated: bool) -> None:
-    """Nor does a near host that has not answered as a backend."""
+    """Nor does a host on this machine that has not answered as a backend."""
     network = Network(base_url)
     ask(network.client)
     assert ours(network.requests[0]) == []

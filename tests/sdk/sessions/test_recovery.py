@@ -68,7 +68,7 @@ def test_session_that_the_user_named_keeps_its_id_for_every_key(configured: Reco
 
 
 def test_right_key_after_a_wrong_one(configured: Recording) -> None:
-    """A key that the backend does not take is not used for the session, whose id goes to another key."""
+    """A key that the backend does not take is not used for the session, and the next key is."""
     configured.statuses = [401]
     with openai.OpenAI(base_url=configured.url, api_key="wrong", max_retries=0) as client:
         with pytest.raises(openai.AuthenticationError):
@@ -78,7 +78,7 @@ def test_right_key_after_a_wrong_one(configured: Recording) -> None:
     wait_until(lambda: len(running()) == 1)
     assert configured.credentials == ["Bearer right"]
     first, second = (call["x-autellix-session-id"] for call in configured.calls)
-    assert first != second == running()[0].session_id
+    assert first == second == running()[0].session_id
 
 
 def test_the_retry_of_a_401_has_another_session(configured: Recording) -> None:
