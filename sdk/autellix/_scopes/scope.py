@@ -79,11 +79,10 @@ class Scope:
             safely(self._leave, thread)
 
     def _leave(self, thread: ProgramThread) -> None:
-        try:
-            leave(thread)
-            self._entered.remove(thread)
-        finally:
-            self._close(thread)
+        # First: nothing may go on in it if a signal handler raises.
+        leave(thread)
+        self._entered.remove(thread)
+        self._close(thread)
 
     def _leave_innermost(self) -> None:
         running = find_running_thread()
