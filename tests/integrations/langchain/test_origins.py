@@ -213,7 +213,7 @@ def test_origins_go_with_their_graphs(chat: ChatOpenAI, load: Load) -> None:
     assert len(_origins._origins) < before
 
 
-@pytest.mark.parametrize("file", [None, 7, b"/one/app.py", object()], ids=repr)
+@pytest.mark.parametrize("file", [None, 7, b"/one/app.py", object()], ids=lambda file: type(file).__name__)
 def test_code_without_a_path_is_told_apart_by_its_process(
     file: Any, chat: ChatOpenAI, backend: RecordingBackend
 ) -> None:
