@@ -18,7 +18,7 @@ def soak(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     import soak_admission
     from soak_admission import CallNote
 
-    options = argparse.Namespace(seed=0, kv_blocks=161, bound=240.0, store="memory://")
+    options = argparse.Namespace(seed=0, kv_blocks=161, bound=240.0, host_gib=0.03, store="memory://")
     made = soak_admission.Soak(options, tmp_path)
     for at in range(100):
         made._notes.calls.append(CallNote("chat", float(at), at + 2.0, "replica-0", "answered"))
@@ -34,6 +34,8 @@ def row(**changes: Any) -> dict[str, Any]:
         "failure": None,
         "open_calls": 3,
         "queued_calls": 0,
+        "running": 2,
+        "waiting": 1,
         "active_programs": 4,
         "working_set_tokens": 900,
         "working_set_capacity_tokens": 1000,
@@ -100,6 +102,30 @@ def test_an_engine_without_calls_may_stand(soak: Any, changes: dict[str, Any]) -
         soak._see(row(step=5000, inactive_programs=0, **changes), 200.0 + at)
 
     assert complaints(soak) == []
+
+
+def test_an_engine_may_keep_no_call_waiting_while_none_runs(soak: Any) -> None:
+    """Not even with steps: some may be empty."""
+    for at in range(4):
+        soak._see(row(step=5000 + at, running=0, inactive_programs=1), 200.0 + at)
+    assert complaints(soak) == []
+    soak._see(row(step=5005, running=0, inactive_programs=1), 204.0)
+
+    assert complaints(soak) == ["calls waited for 4.0 s while none ran"]
+
+
+def test_growth_of_an_engine_beyond_its_host_memory_is_a_complaint(soak: Any) -> None:
+    mib = 1 << 20
+    soak._watch.engine_bytes[1] = (600 * mib, 880 * mib)
+    assert complaints(soak) == []
+    soak._watch.engine_bytes[2] = (600 * mib, 900 * mib)
+
+    assert complaints(soak) == ["an engine grew by 300 MiB"]
+
+
+def test_a_refused_reset_is_a_complaint(soak: Any) -> None:
+    soak._resets.update({200: 3, 503: 1})
+    assert complaints(soak) == ["resets of prefix caches: {200: 3, 503: 1}"]
 
 
 def test_a_harmed_engine_may_stand(soak: Any) -> None:

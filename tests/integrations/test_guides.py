@@ -37,11 +37,11 @@ def run_page(path: str, backend: RecordingBackend) -> dict[str, list[RecordedCal
 
 
 def test_every_page_with_python_is_run() -> None:
-    """Each page is run below, or its Python is for another process: Ray Serve's, or a model of a policy."""
+    """Each page is run below, or its Python is for another process or library: Ray, OpenHands, a policy."""
     pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
     found = {str(page.relative_to(ROOT)) for page in pages if "```python" in page.read_text("utf-8")}
     run = set(re.findall(r'run_page\("(.+?)"', Path(__file__).read_text("utf-8")))
-    assert found == run | {"docs/guides/cluster.md", "docs/scheduling.md"}
+    assert found == run | {"docs/guides/cluster.md", "docs/guides/coding-agents.md", "docs/scheduling.md"}
 
 
 def test_readme() -> None:

@@ -189,7 +189,7 @@ autellix.configure("http://127.0.0.1:9/v1")
 with autellix.program("a"):
     first = autellix.headers("http://127.0.0.1:9/v1/chat/completions")
 assert first["X-Autellix-Program-Name"] == "a", first
-ControlThread(lambda: None, int, int).ensure_started()
+ControlThread(lambda: None, int).ensure_started()
 '''.format(path=sys.path)
 
 if sys.version_info < (3, 13):
