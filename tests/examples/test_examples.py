@@ -7,7 +7,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from tests.examples.runner import EXAMPLES, by_program, ids, parents, programs_at_a_gateway, run_example
+from tests.examples.runner import EXAMPLES, by_program, ids, parents, run_example
 
 from autellix.testing import tool_call
 
@@ -132,28 +132,3 @@ def test_rl_rollouts() -> None:
     assert {len(calls) for calls in programs} == {1, 2, 3}
     assert {call.program_name for calls in programs for call in calls} == {"rollout"}
     assert {calls[0].header("x-autellix-expected-calls") for calls in programs} == {"3"}
-
-
-@pytest.mark.parametrize(
-    ("name", "programs"),
-    [
-        ("openai_chat", [("research", 3)]),
-        ("streaming", [("story", 2)]),
-        ("threads", [("review", 5)]),
-        ("chat_sessions", [("chat", 3)]),
-        ("offline_batch", [("digest", 2)] * 5),
-        pytest.param("langgraph_fanout", [("report", 5)], marks=needs("langgraph", "langchain_openai")),
-        pytest.param("autogen_team", [("essay", 4)], marks=needs("autogen_agentchat", "autogen_ext")),
-        pytest.param("fastapi_service", [("POST /questions", 3)] * 2, marks=needs("fastapi", "uvicorn")),
-    ],
-)
-def test_a_gateway_counts_the_programs(name: str, programs: list[tuple[str, int]]) -> None:
-    """Unlike the recording backend it ends them, by the client's word."""
-    code = TWO_QUESTIONS if name == "fastapi_service" else None
-    assert programs_at_a_gateway(name, code=code, DOCUMENTS="5") == programs
-
-
-def test_a_gateway_counts_the_rollouts() -> None:
-    found = programs_at_a_gateway("rl_rollouts")
-    assert len(found) == 24
-    assert {name for name, _ in found} == {"rollout"}

@@ -32,7 +32,7 @@ CHAT = "/v1/chat/completions"
 BLOCK_TOKENS = 32
 BLOCKS = 65
 FINAL = {"X-Autellix-Final": "true"}
-CAPACITY = int(0.9 * (BLOCKS - 1) * BLOCK_TOKENS)
+CAPACITY = int(0.95 * (BLOCKS - 1) * BLOCK_TOKENS)
 
 
 @pytest.fixture(scope="module")
