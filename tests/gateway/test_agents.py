@@ -24,8 +24,8 @@ TASKS = 20
 
 
 def unique() -> str:
-    """Return an id as vLLM makes one."""
-    return f"chatcmpl-tool-{secrets.token_hex(8)}"
+    """Return an id as vLLM makes one, twice as long: one of these in two thousand has no letter."""
+    return f"chatcmpl-tool-{secrets.token_hex(16)}"
 
 
 def calling(make_id: Callable[[], str] = unique) -> FakeBehaviour:

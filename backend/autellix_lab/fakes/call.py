@@ -104,7 +104,7 @@ class FakeCall:
     is_reported: bool = False
     tool_call_id: str | None = None
     """The id of the tool call in its answer."""
-    response_id: str = field(default_factory=lambda: f"resp_{secrets.token_hex(8)}")
+    response_id: str = field(default_factory=lambda: f"resp_{secrets.token_hex(16)}")
     """The id of its answer, if that is a response."""
 
     @property
