@@ -114,6 +114,24 @@ def test_a_folder_that_cannot_be_read_has_no_parser(tmp_path: Path) -> None:
     assert parser_of_model(str(tmp_path)) is None
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("chat_template.json", []),
+        ("tokenizer_config.json", {"chat_template": 7}),
+        ("tokenizer_config.json", {"chat_template": [{"name": "default"}]}),
+        ("config.json", {"model_type": ["llama"]}),
+        ("config.json", "llama"),
+    ],
+)
+def test_files_of_another_shape_have_no_parser(tmp_path: Path, name: str, content: Any) -> None:
+    """And end no start: what is wrong with them is for the engine to say."""
+    if name == "config.json":
+        (tmp_path / "chat_template.jinja").write_text("[TOOL_CALLS]")
+    (tmp_path / name).write_text(json.dumps(content))
+    assert parser_of_model(str(tmp_path)) is None
+
+
 def test_a_model_of_the_hub_is_read_from_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file that it lacks is not an error; a hub that does not answer is asked once."""
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": HERMES}))

@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 OWN_ARGUMENTS = (
     "--chat-template",
     "--config",
@@ -27,6 +29,18 @@ _TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json", _TOKENIZER_FILE)
 _CONFIG_FILE = "config.json"
 _DEEPSEEK_CALLS = "<\uff5ctool\u2581calls\u2581begin\uff5c>"
 """Its bars and gaps are not those of ASCII."""
+
+
+class _NamedTemplate(msgspec.Struct):
+    template: str
+
+
+class _TokenizerConfig(msgspec.Struct):
+    chat_template: str | list[_NamedTemplate] | None = None
+
+
+class _ModelConfig(msgspec.Struct):
+    model_type: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +96,7 @@ def parser_of_model(model: str) -> str | None:
     read = _reader_of_folder(Path(model)) if Path(model).exists() else _reader_of_hub(model)
     try:
         return parser_of_template(_template(read), _model_type(read))
-    except (OSError, ValueError):
+    except (OSError, ValueError, msgspec.ValidationError):
         return None
 
 
@@ -105,14 +119,13 @@ def _template(read: Callable[[str], str | None]) -> str:
         if name.endswith(".jinja"):
             return text
         # One template, or several with names: any of them shows the form.
-        if template := json.loads(text).get("chat_template"):
-            return template if isinstance(template, str) else "\n".join(one["template"] for one in template)
+        if template := msgspec.convert(json.loads(text), _TokenizerConfig).chat_template:
+            return template if isinstance(template, str) else "\n".join(one.template for one in template)
     return ""
 
 
 def _model_type(read: Callable[[str], str | None]) -> str | None:
-    found: str | None = json.loads(read(_CONFIG_FILE) or "{}").get("model_type")
-    return found
+    return msgspec.convert(json.loads(read(_CONFIG_FILE) or "{}"), _ModelConfig).model_type
 
 
 def _reader_of_folder(folder: Path) -> Callable[[str], str | None]:
