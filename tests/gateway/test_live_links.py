@@ -8,8 +8,8 @@ import os
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
-from itertools import chain
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import aiohttp
@@ -170,21 +170,27 @@ async def test_receipts_have_the_engines_own_numbers(gateways: list[Server]) -> 
             assert receipt["service_s"] > 0
 
 
-async def test_short_programs_end_before_long_ones(gateways: list[Server]) -> None:
-    """As with an engine of the gateway's own; and while they wait, `ps` and `why` show it."""
-    ends: list[str] = []
+async def test_short_programs_do_not_wait_for_long_ones(gateways: list[Server]) -> None:
+    """As with an engine of the gateway's own; and while they wait, `ps` and `why` show it.
+
+    The engine's own numbers judge, since on a busy machine this process may stand still for seconds.
+    """
     seen: list[dict[str, Any]] = []
+    open_shorts = 4
+    waits: list[float] = []
+    long_calls: list[float] = []
 
     async def long(at: int) -> None:
-        """Call until some call was seen waiting, and once more, beside the short programs."""
-        for _ in chain(iter(lambda: bool(seen), True), [True]):
-            await chat(session, gateways[at % 2], f"report-{at}", HOLDING)
-        ends.append("long")
+        while open_shorts:
+            receipt = await chat(session, gateways[at % 2], f"report-{at}", HOLDING)
+            long_calls.append(receipt["service_s"])
 
     async def short(at: int) -> None:
+        nonlocal open_shorts
         for _ in range(3):
-            await chat(session, gateways[at % 2], f"react-{at}", SHORT)
-        ends.append("short")
+            receipt = await chat(session, gateways[at % 2], f"react-{at}", SHORT)
+            waits.append(receipt["wait_s"])
+        open_shorts -= 1
 
     async def look() -> bool:
         """Whether `ps` shows a program waiting at a gateway, whose calls `why` shows too."""
@@ -201,7 +207,8 @@ async def test_short_programs_end_before_long_ones(gateways: list[Server]) -> No
         await until_true(look)
         await asyncio.gather(*running, *map(short, range(4)))
     assert all(call["position"] is not None for call in seen)
-    assert ends == ["short"] * 4 + ["long"] * 4
+    # In order of arrival each would wait for a slot until some long call has ended.
+    assert median(waits) < min(long_calls) / 4
 
 
 async def test_a_killed_gateway_leaves_the_other_alone_and_returns(gateways: list[Server]) -> None:
