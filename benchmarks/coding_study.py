@@ -1,6 +1,6 @@
 """Simulates coding sessions at full length: the default beside others, with and without host memory.
 
-    coding_study.py DATA [--page docs/results/coding.md]
+    coding_study.py DATA
 
 DATA/public has the sessions. They arrive at half, one and two times the rate that saturates each engine, and
 in a closed loop; one, two and four engines, with the default balancer; host memory of 0 to 1 TB for each
@@ -26,7 +26,7 @@ from pathlib import Path
 
 from autellix_backend.core.config import SchedulerConfig
 from autellix_lab.sim.experiment import CLOSED, COMPARED
-from autellix_lab.sim.markdown import markdown_table, write_part
+from autellix_lab.sim.markdown import markdown_table
 from autellix_lab.sim.presets import PRESETS
 from autellix_lab.sim.recorded import load_programs
 from autellix_lab.sim.simulation import SimSettings
@@ -200,12 +200,11 @@ def _mean(runs: RunFile, cell: Cell, case: str, metric: str) -> float:
 
 
 def main() -> None:
-    """Run the study and write its tables."""
+    """Run the study and print its tables."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("data", type=Path, help="folder whose public/ has the traces")
-    parser.add_argument("--page", type=Path, help="page whose tables are replaced; default: they are printed")
     parser.add_argument("--out", type=Path, default=Path("study-results"), help="folder of runs and JSON")
     parser.add_argument("--seconds", type=float, default=math.inf, help="make no further run after this time")
     parser.add_argument("--scale", type=float, default=1.0, help="factor on the programs of a run")
@@ -225,11 +224,7 @@ def main() -> None:
     (arguments.out / f"coding{scaled}.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     codes = ", ".join(runs.codes((DEFAULT,)))
     made = f"Made by `benchmarks/coding_study.py DATA` on {datetime.now(UTC):%Y-%m-%d}"
-    lines = [f"{made}; `boost` as of commit {codes}.", "", *tables(runs, every)]
-    if arguments.page is None:
-        print("\n".join(lines))
-    else:
-        write_part(arguments.page, "coding", lines)
+    print("\n".join([f"{made}; `boost` as of commit {codes}.", "", *tables(runs, every)]))
 
 
 def make_runs(arguments: argparse.Namespace, runs: RunFile) -> None:

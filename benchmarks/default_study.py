@@ -1,13 +1,12 @@
 """Simulates the default scheduler beside others on recorded programs, and judges its two tuned constants.
 
-    default_study.py table DATA --page docs/results/default.md      families and held-out sources, over loads,
-                                                                    KV memory and shared prefixes
-    default_study.py constants DATA --page docs/results/default.md  each family left out in turn
-    default_study.py gaps DATA --page docs/results/gaps.md          times of tools and people between calls
-    default_study.py offline DATA --page docs/results/offline.md    all programs at time zero
+    default_study.py table DATA      families and held-out sources, over loads, KV memory and shared prefixes
+    default_study.py constants DATA  each family left out in turn
+    default_study.py gaps DATA       times of tools and people between calls
+    default_study.py offline DATA    all programs at time zero
 
 DATA/public has the traces. Runs go to a file, one line each; runs that it has are not made again, so that an
-interrupted study goes on, and a page can be written again. Each figure is the mean over seeds of the ratio to
+interrupted study goes on. Each figure is the mean over seeds of the ratio to
 `fcfs` with the same programs and arrivals. The constants of `boost` were chosen on seeds 0 to 4 of the
 families and on nothing else, so seeds 5 to 9 and the held-out sources judge them.
 
@@ -32,7 +31,7 @@ from statistics import fmean
 from autellix_backend.core import boost
 from autellix_backend.core.config import SchedulerConfig
 from autellix_lab.sim.experiment import BURST_PROGRAMS, COMPARED
-from autellix_lab.sim.markdown import markdown_table, write_part
+from autellix_lab.sim.markdown import markdown_table
 from autellix_lab.sim.presets import PRESETS
 from autellix_lab.sim.recorded import (
     DRAWN_GAPS,
@@ -391,13 +390,12 @@ def pool_of(data: Path, scale: float) -> Callable[[Cell], Pool]:
 
 
 def main() -> None:
-    """Run a study and write its tables."""
+    """Run a study and print its tables."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("study", choices=tuple(STUDIES))
     parser.add_argument("data", type=Path, help="folder whose public/ has the traces")
-    parser.add_argument("--page", type=Path, help="page whose tables are replaced; default: they are printed")
     parser.add_argument("--out", type=Path, default=Path("study-results"), help="folder of the runs")
     parser.add_argument("--seconds", type=float, default=math.inf, help="make no further run after this time")
     parser.add_argument("--scale", type=float, default=1.0, help="factor on the programs of a run")
@@ -419,11 +417,7 @@ def main() -> None:
             sys.stderr.write(f"{number} runs made; {run.cell}\n")
         if time.monotonic() - started_s > arguments.seconds:
             sys.exit("not all runs are made: the same command goes on")
-    lines = [made_with(arguments, runs), "", *study.tables(runs)]
-    if arguments.page is None:
-        print("\n".join(lines))
-    else:
-        write_part(arguments.page, arguments.study, lines)
+    print("\n".join([made_with(arguments, runs), "", *study.tables(runs)]))
 
 
 def made_with(arguments: argparse.Namespace, runs: RunFile) -> str:
