@@ -261,7 +261,8 @@ def _entries(headers: Any) -> list[tuple[bytes, bytes, bytes]] | None:
 def _make_headers(account: Account, *, is_call: bool) -> tuple[dict[str, str], ClientSession]:
     thread = running_thread()
     program = thread.program
-    session = thread.open_session() or keeper.process_session
+    # Most threads are in no session of the user's.
+    session = (thread.session and thread.open_session()) or keeper.process_session
     backends.has_reached = True
     # A value that a header cannot carry would make the user's call fail: each is checked where it enters.
     headers = {
@@ -296,10 +297,11 @@ def _add_call(headers: dict[str, str], thread: ProgramThread, program: ClientPro
     interceptions = thread.take_interceptions()
     if interceptions:
         headers[names.INTERCEPTIONS] = format_interceptions(interceptions)
-    flags = [IMPLICIT] * _is_outside(program) + [TRUNCATED] * thread.is_truncated
-    thread.is_truncated = False
-    if flags:
-        headers[names.FLAGS] = ",".join(flags)
+    if thread.is_truncated:
+        thread.is_truncated = False
+        headers[names.FLAGS] = f"{IMPLICIT},{TRUNCATED}" if _is_outside(program) else TRUNCATED
+    elif _is_outside(program):
+        headers[names.FLAGS] = IMPLICIT
 
 
 def _is_outside(program: ClientProgram) -> bool:

@@ -125,7 +125,8 @@ class ProgramThread:
     @property
     def thread_name(self) -> str | None:
         """Its name, else that of the nearest ancestor with one: libraries make calls in tasks of theirs."""
-        return safely(self._find_name)
+        # Not looked for again where the first call has found none: each call asks.
+        return self.name or (None if self.name == "" and not self.ancestors else safely(self._find_name))
 
     def _find_name(self) -> str | None:
         name = self._own_name()
@@ -249,7 +250,7 @@ class ProgramThread:
 
         Many clients make a call in a task or job of its own, whose spawner ran the tools.
         """
-        taken = self._take_interceptions()
+        taken = self._take_interceptions() if self.interceptions else []
         for reference in self.ancestors:
             ancestor = reference()
             if ancestor is not None and ancestor.interceptions:
