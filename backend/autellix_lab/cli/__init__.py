@@ -13,7 +13,7 @@ COMMANDS = {
     ),
     "trace": Command(
         "autellix_lab.cli.trace",
-        "export recorded programs, or a gateway's history, for Perfetto",
+        "export recorded programs, or a gateway's history, for other tools",
         "autellix trace export --perfetto traffic.jsonl -o traffic.perfetto.json",
     ),
     "sim": Command(

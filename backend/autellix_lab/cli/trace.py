@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -14,6 +14,7 @@ from autellix_backend.cli.remote import RemoteGateway, add_remote_options
 from autellix_lab.bench.arrivals import with_unique_ids
 from autellix_lab.cli.arguments import InputError, run_action
 from autellix_lab.report.perfetto import perfetto_trace, recorded_timeline
+from autellix_lab.report.weka import weka_session
 from autellix_lab.workload.trace_files import read_traces
 
 MAX_HISTORY = 1000
@@ -33,13 +34,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="the ended programs of a running gateway, with what each call did in its engine",
     )
-    export.add_argument(
-        "--perfetto",
-        action="store_true",
-        required=True,
-        help="as a trace for ui.perfetto.dev and chrome://tracing",
+    formats = export.add_mutually_exclusive_group(required=True)
+    formats.add_argument(
+        "--perfetto", action="store_true", help="as a trace for ui.perfetto.dev and chrome://tracing"
     )
-    export.add_argument("-o", "--out", type=Path, required=True, metavar="FILE", help="the file to write")
+    formats.add_argument(
+        "--weka",
+        action="store_true",
+        help="as weka traces, which inference-perf, AIPerf and GuideLLM replay: a folder, a file for each "
+        "program",
+    )
+    export.add_argument(
+        "-o", "--out", type=Path, required=True, metavar="PATH", help="the file or folder to write"
+    )
     export.add_argument(
         "--limit", type=count, default=MAX_HISTORY, metavar="N", help="with --history: the last N programs"
     )
@@ -51,9 +58,32 @@ run = run_action
 
 
 def _export(args: argparse.Namespace) -> None:
+    if args.weka:
+        _export_weka(args)
+        return
     timelines = list(_timelines(args))
     args.out.write_text(json.dumps(perfetto_trace(timelines), separators=(",", ":")), encoding="utf-8")
     print(f"{args.out}: {len(timelines)} programs")
+
+
+def _export_weka(args: argparse.Namespace) -> None:
+    if args.history:
+        raise InputError(
+            "--weka needs a TRACE: a gateway's history lacks the prompts that calls have in common"
+        )
+    programs = with_unique_ids(read_traces(args.trace))
+    sessions = [session for program in programs if (session := weka_session(program))]
+    _check_times(args.trace, sessions)
+    args.out.mkdir(parents=True, exist_ok=True)
+    for number, session in enumerate(sessions, start=1):
+        text = json.dumps(session, separators=(",", ":"))
+        (args.out / f"trace_{number:04}.json").write_text(text, encoding="utf-8")
+    print(f"{args.out}: {len(sessions)} programs")
+
+
+def _check_times(trace: Path, found: Sequence[object]) -> None:
+    if not found:
+        raise InputError(f"{trace}: no program has the times of its calls, as recorded ones do")
 
 
 def _timelines(args: argparse.Namespace) -> Iterator[Mapping[str, Any]]:
@@ -64,6 +94,5 @@ def _timelines(args: argparse.Namespace) -> Iterator[Mapping[str, Any]]:
         return
     programs = with_unique_ids(read_traces(args.trace))
     timelines = [timeline for program in programs if (timeline := recorded_timeline(program))]
-    if not timelines:
-        raise InputError(f"{args.trace}: no program has the times of its calls, as recorded ones do")
+    _check_times(args.trace, timelines)
     yield from timelines
