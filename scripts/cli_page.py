@@ -12,15 +12,17 @@ from pathlib import Path
 from unittest import mock
 
 from autellix_backend.cli.main import all_commands, make_parser
+from autellix_backend.cli.options import PREFIX
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "cli.md"
 HEAD = """# The command line
 
 <!-- Written by scripts/cli_page.py. -->
 
-`autellix --help` lists the commands, and `--help` after one of them shows what stands here. Commands that ask
-a running gateway find it by `AUTELLIX_BASE_URL` and `AUTELLIX_API_KEY`, or `--url` and `--api-key`. Options
-that are settings mean what [the settings](settings.md) say.
+`autellix --help` lists the commands, and `--help` after one of them shows the same text as this page.
+Commands that ask a running gateway find it by `AUTELLIX_BASE_URL` and `AUTELLIX_API_KEY`, or `--url` and
+`--api-key`.
+An option that several commands share is described under the first one.
 
 | exit code | meaning |
 |---|---|
@@ -40,15 +42,16 @@ def page() -> str:
             os.environ.pop(variable, None)
         parsers = _below(make_parser(list(commands)))
     parts = [HEAD]
+    places: dict[str, str] = {}
     for name, command in commands.items():
         summary = f"{command.summary[0].upper()}{command.summary[1:]}."
-        parts.append(f"## `autellix {name}`\n\n{summary}\n\n```console\n$ {command.example}\n```\n")
-        parts += _arguments(parsers[name])
-        parts += _actions(parsers[name], f"autellix {name}")
+        parts.append(f"## `autellix {name}`\n\n{summary}\n\n```sh\n{command.example}\n```\n")
+        parts += _arguments(parsers[name], f"autellix {name}", places)
+        parts += _actions(parsers[name], f"autellix {name}", places)
     return "\n".join(parts)
 
 
-def _actions(parser: argparse.ArgumentParser, name: str) -> list[str]:
+def _actions(parser: argparse.ArgumentParser, name: str, places: dict[str, str]) -> list[str]:
     """Return the parts about a command's own subcommands."""
     parts = []
     about = {
@@ -60,19 +63,44 @@ def _actions(parser: argparse.ArgumentParser, name: str) -> list[str]:
     for action, child in _below(parser).items():
         text = about.get(action, "")
         parts.append(f"### `{name} {action}`\n\n{text[:1].upper()}{text[1:]}.\n")
-        parts += _arguments(child)
+        parts += _arguments(child, f"{name} {action}", places)
     return parts
 
 
-def _arguments(parser: argparse.ArgumentParser) -> list[str]:
-    """Return the table of a parser's arguments; empty without any."""
-    rows = []
+def _arguments(parser: argparse.ArgumentParser, command: str, places: dict[str, str]) -> list[str]:
+    """Return the table of a parser's arguments, and the names of those that another command has described.
+
+    Args:
+        parser: The command's parser.
+        command: The command, as its heading has it.
+        places: The command that describes each row; those of this command are added.
+    """
+    rows: list[str] = []
+    known: dict[str, list[str]] = {}
+    settings: list[str] = []
     for action in parser._actions:
         if isinstance(action, argparse._HelpAction | argparse._SubParsersAction):
             continue
+        if action.dest.startswith(PREFIX):
+            settings.append(f"`{action.option_strings[-1]}`")
+            continue
         help_text = (action.help or "") % {**vars(action), "prog": parser.prog} if action.help else ""
-        rows.append(f"| {_shown(action)} | {_cell(help_text)} |")
-    return ["\n".join(["| argument | meaning |", "|---|---|", *rows, ""])] if rows else []
+        row = f"| {_shown(action)} | {_cell(help_text)} |"
+        if action.option_strings and row in places:
+            known.setdefault(places[row], []).append(f"`{action.option_strings[-1]}`")
+        else:
+            places[row] = command
+            rows.append(row)
+    table = ["\n".join(["| argument | meaning |", "|---|---|", *rows, ""])] if rows else []
+    lines = [f"As in {_link(place)}: {', '.join(names)}.\n" for place, names in known.items()]
+    if settings:
+        lines.append(f"Options that are [settings](settings.md): {', '.join(settings)}.\n")
+    return table + lines
+
+
+def _link(command: str) -> str:
+    """Return a link to the heading of a command."""
+    return f"[`{command}`](#{command.replace(' ', '-')})"
 
 
 def _shown(action: argparse.Action) -> str:

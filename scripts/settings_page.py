@@ -22,22 +22,20 @@ HEAD = """# Settings
 
 <!-- Written by scripts/settings_page.py. -->
 
-Every setting has one name, `section.field`, and four sources. Later ones win: the default, the TOML file
-(`--config FILE`, `field` under `[section]`), the environment (`AUTELLIX_SECTION_FIELD`), the option. A value
-that cannot be used ends the command with exit code 2 and a message that names the field, its source and the
-expected value. `--preset paper` replaces three defaults by [the
-paper's](../scheduling.md#the-papers-policies). `autellix config check` finds more without starting anything:
-files that are missing or cannot be written, packages, and `AUTELLIX_` variables that mean nothing, with the
-nearest name that does.
+[What to tune](../guides/tuning.md) names the few that matter. Every setting has one name, `section.field`,
+and four sources, of which later ones win: the default, the TOML file (`--config FILE`, `field` under
+`[section]`), the environment (`AUTELLIX_SECTION_FIELD`), the option. `--preset paper` replaces three
+defaults by [the paper's](../scheduling.md#the-papers-policies).
 
-```console
-$ autellix config show --config autellix.toml    # each setting in force and its source; --json
-$ autellix config check autellix.toml            # all that `serve` would refuse; exit code 2 if anything
+```sh
+# Each setting in force, and its source:
+autellix config show --config autellix.toml
+# What `serve` would refuse, missing files and packages, misspelt variables; then the exit code is 2:
+autellix config check autellix.toml
 ```
 
-`GET /autellix/v1/config` shows the values of a running gateway. Secrets are shown as `(hidden)` everywhere.
-In the environment and in options, lists are written `0.5,2,8`, words as in a shell. An empty default
-means not set.
+`GET /autellix/v1/config` shows the values of a running gateway. Secrets are shown as `(hidden)`. In the
+environment and in options lists are written `0.5,2,8`, words as in a shell. An empty default means not set.
 """
 ROW = "| setting | default | accepts | option | meaning |\n|---|---|---|---|---|"
 

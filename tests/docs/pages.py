@@ -17,7 +17,7 @@ PAGES = [
     ROOT / "examples/README.md",
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
-SHELLS = ("console", "bash", "sh")
+SHELLS = ("sh", "console", "bash")
 
 _FENCE = re.compile(r"^( *)```(\w*)[^\n]*\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
 _SPAN = re.compile(r"`([^`\n]+(?:\n[^`\n]+)?)`")
@@ -66,10 +66,16 @@ class Page:
         return anchors
 
     def commands(self) -> list[list[str]]:
-        """Return the commands of fenced shell code, each as words; output and comments are left out."""
+        """Return the commands of fenced shell code, each as words; comments are left out."""
         return [
             command for code in self.fenced(*SHELLS) for words in _lines(code) for command in _parts(words)
         ]
+
+    def prompts(self) -> list[str]:
+        """Return the lines of fenced code that begin with a shell's prompt, which a copy would contain."""
+        return re.findall(
+            r"^ *\$ .*", "".join(found[3] for found in _FENCE.finditer(self.text)), re.MULTILINE
+        )
 
 
 def _slug(heading: str) -> str:
@@ -78,13 +84,17 @@ def _slug(heading: str) -> str:
 
 
 def _lines(code: str) -> list[list[str]]:
-    """Return the words of each line that begins with a prompt, and of the lines that it goes on in."""
+    """Return the words of each command, and of the lines that it goes on in.
+
+    With prompts, only lines that begin with one are commands; the others are output.
+    """
     found, pending = [], ""
+    prompt = "$ " if re.search(r"^\$ ", code, re.MULTILINE) else ""
     for line in code.splitlines():
         if pending:
             pending += "\n" + line
-        elif line.startswith("$ "):
-            pending = line.removeprefix("$ ")
+        elif line.startswith(prompt):
+            pending = line.removeprefix(prompt).strip()
         if not pending or pending.endswith("\\"):
             continue
         try:

@@ -243,5 +243,17 @@ def test_faults_of_a_page_are_found() -> None:
     assert page.anchors() == {"a-heading"}
     assert page.links() == ["#a-heading", "nowhere.md"]
     assert page.commands() == [["make", "nothing"]]
+    assert page.prompts() == ["$ make nothing"]
     assert not exists("autellix_backend.core.nothing")
     assert exists("autellix_backend.core.balance.make_balancer")
+
+
+def test_commands_are_found_without_prompts() -> None:
+    code = "# A comment.\nexport A=b   # Another.\n\ncurl -s http://x \\\n    -d '{\"a\":\n 1}' | head\n"
+    page = Page(ROOT / "page.md", f"```sh\n{code}```\n```text\nmake nothing\n```\n")
+    assert page.commands() == [
+        ["export", "A=b"],
+        ["curl", "-s", "http://x", "-d", '{"a":\n 1}'],
+        ["head"],
+    ]
+    assert page.prompts() == []
