@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
 from collections import Counter
@@ -22,6 +23,7 @@ SHELLS = ("sh", "console", "bash")
 _FENCE = re.compile(r"^( *)```(\w*)[^\n]*\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
 _SPAN = re.compile(r"`([^`\n]+(?:\n[^`\n]+)?)`")
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+_ASSIGNMENT = re.compile(r"[A-Z_]+=")
 _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 
 
@@ -114,7 +116,9 @@ def _parts(words: list[str]) -> list[list[str]]:
             parts.append([])
         else:
             parts[-1].append(word)
-    return [part for part in parts if part]
+    # A command may begin with variables for it alone.
+    commands = ([*itertools.dropwhile(_ASSIGNMENT.match, part)] or part for part in parts)
+    return [command for command in commands if command]
 
 
 PAGES_READ = [Page(path, path.read_text(encoding="utf-8")) for path in PAGES]

@@ -249,9 +249,11 @@ def test_faults_of_a_page_are_found() -> None:
 
 
 def test_commands_are_found_without_prompts() -> None:
-    code = "# A comment.\nexport A=b   # Another.\n\ncurl -s http://x \\\n    -d '{\"a\":\n 1}' | head\n"
+    code = "# A comment.\nC=d make nothing\nexport A=b   # Another.\n\n"
+    code += "curl -s http://x \\\n    -d '{\"a\":\n 1}' | head\n"
     page = Page(ROOT / "page.md", f"```sh\n{code}```\n```text\nmake nothing\n```\n")
     assert page.commands() == [
+        ["make", "nothing"],
         ["export", "A=b"],
         ["curl", "-s", "http://x", "-d", '{"a":\n 1}'],
         ["head"],

@@ -25,7 +25,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Row:
-    """One row of the table in docs/guides/sdk.md."""
+    """One case in docs/guides/sdk.md."""
 
     what: str
     verdict: str

@@ -1,4 +1,4 @@
-"""Whose call it is, case by case: each test is a row of the table in docs/guides/sdk.md.
+"""Whose call it is, case by case: docs/guides/sdk.md names the case of each test.
 
 Every case makes real calls, most with an OpenAI client, and looks at what the recording backend has recorded.
 """
@@ -1032,8 +1032,10 @@ async def test_propagate(agent: Agent) -> None:
 # --- the table itself ---
 
 
-def test_the_documentation_has_this_table() -> None:
+def test_the_documentation_names_every_case() -> None:
+    """Those with a limit are whole rows of its table."""
     page = Path(__file__).parents[2] / "docs/guides/sdk.md"
-    text = page.read_text(encoding="utf-8")
-    missing = [line for entry in ROWS if (line := entry.markdown()) not in text]
-    assert missing == []
+    text = " ".join(page.read_text(encoding="utf-8").split())
+    told = [entry.what if entry.verdict == "works" else entry.markdown() for entry in ROWS]
+    assert len(told) > 40
+    assert [line for line in told if line not in text] == []
