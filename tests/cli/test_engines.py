@@ -52,7 +52,7 @@ def test_engines_are_added_drained_and_removed(capsys: pytest.CaptureFixture[str
 
         added = told("add", third, "--name", "late", "--kind", "vllm", "--report-port", "1").splitlines()
         assert added[0] == f"late ({third}): up"
-        assert added[1].startswith("no report port at tcp://127.0.0.1:1: no order of ours, charged by")
+        assert added[1].startswith("no report port at tcp://127.0.0.1:1: no bound in flight: the engine's")
         assert told("drain", "one").endswith(": draining")
         assert told("undrain", "one").endswith(": up")
         assert told("drain", "one").endswith(": draining")

@@ -172,12 +172,11 @@ async def test_an_engine_of_another_protocol_is_told_apart(protocol: int, side: 
     async with linked(address) as gateway:
         with serving(address, facts=lambda: replace(FACTS, protocol=protocol, version="9.0")) as server:
             await gateway.reaches(LinkState.OTHER)
-            shown = reporting_of(gateway.client, SchedulerConfig(), is_ordered_here=False)
+            shown = reporting_of(gateway.client, SchedulerConfig(), is_ordered_here=False, order="")
             assert shown.state == "other"
             assert shown.text == (
                 f"{address} cannot be understood (version 9.0 speaks protocol {protocol} of reports, "
-                f"not {PROTOCOL}: upgrade {side}): it orders calls itself, charged by the tokens of their "
-                "answers"
+                f"not {PROTOCOL}: upgrade {side}): ordered by the engine; usage is estimated from tokens"
             )
             server.broadcast(b"a snapshot of another form")
         with serving(address) as server:

@@ -96,12 +96,12 @@ def root_url(listener: socket.socket) -> str:
 def _policy_in_force(settings: Settings, pool: EnginePool) -> str:
     if any(handle.sends_reports for handle in pool):
         return settings.scheduler.policy
-    if any(handle.queue.has_policy for handle in pool):
-        return f"{settings.scheduler.policy}, in the gateway"
     links = [handle.reporting for handle in pool]
+    if any(link.is_ordered_here for link in links):
+        return f"{settings.scheduler.policy}, in the gateway"
     if any(link.problem or link.state == LinkState.CONNECTING for link in links):
         return "not known yet: no engine reports"
-    return "none: no engine has our scheduler"
+    return "none: the engine's own order applies"
 
 
 def _described(engine: Engine) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 from autellix_backend.engines.base import EngineKind, Health
 
@@ -24,6 +25,8 @@ METRICS_PATH = "/metrics"
 MODELS_PATH = "/v1/models"
 CACHE_CONFIG = "vllm:cache_config_info"
 """The metric in whose labels vLLM states the configuration of its cache."""
+RUNNING, WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
+"""The metrics in which vLLM states its queue lengths."""
 MAX_RANKS = 256
 
 
@@ -35,6 +38,16 @@ class CacheFacts:
     """The tokens that its KV blocks hold, those of one rank; None if unknown."""
     ranks: int = 1
     """Its data-parallel ranks, each with a cache of its own."""
+    states_queue: bool = False
+    """Whether it states its queue lengths too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueLengths:
+    """The calls of all clients at a server."""
+
+    running: int
+    waiting: int
 
 
 async def probe(
@@ -92,25 +105,53 @@ async def read_models(base_url: str, timeout_s: float, authorization: str | None
 
 async def read_cache(base_url: str, timeout_s: float, authorization: str | None = None) -> CacheFacts:
     """Return what a vLLM server states of its KV cache."""
+    return _cache_in(await _metrics_of(base_url, timeout_s, authorization))
+
+
+async def read_queue(
+    base_url: str, timeout_s: float, authorization: str | None = None
+) -> QueueLengths | None:
+    """Return the queue lengths that a vLLM server states, over all its ranks; None if it states none."""
+    return _queue_in(await _metrics_of(base_url, timeout_s, authorization))
+
+
+async def _metrics_of(base_url: str, timeout_s: float, authorization: str | None) -> str:
+    """Return a server's metrics, nothing if it has none."""
     try:
         async with (
             _client(timeout_s, authorization) as client,
             client.get(base_url + METRICS_PATH, allow_redirects=False) as response,
         ):
-            return _cache_in(await response.text() if response.status == 200 else "")
+            return await response.text() if response.status == 200 else ""
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
-        return CacheFacts()
+        return ""
+
+
+def _samples(metrics: str, name: str) -> list[Sample]:
+    # Parsing the other metrics as well would take a hundred times as long.
+    lines = "\n".join(line for line in metrics.splitlines() if line.startswith((name + "{", name + " ")))
+    return [each for family in text_string_to_metric_families(lines) for each in family.samples]
+
+
+def _queue_in(metrics: str) -> QueueLengths | None:
+    running, waiting = _samples(metrics, RUNNING), _samples(metrics, WAITING)
+    if not running or not waiting:
+        return None
+    return QueueLengths(
+        running=int(sum(each.value for each in running)), waiting=int(sum(each.value for each in waiting))
+    )
 
 
 def _cache_in(metrics: str) -> CacheFacts:
-    lines = "\n".join(line for line in metrics.splitlines() if line.startswith(CACHE_CONFIG))
-    found = [each.labels for family in text_string_to_metric_families(lines) for each in family.samples]
+    states_queue = _queue_in(metrics) is not None
+    found = [each.labels for each in _samples(metrics, CACHE_CONFIG)]
     if not found:
-        return CacheFacts()
+        return CacheFacts(states_queue=states_queue)
     sizes = [found[0].get(name, "") for name in ("num_gpu_blocks", "block_size")]
     return CacheFacts(
         tokens=math.prod(map(int, sizes)) if all(map(str.isdecimal, sizes)) else None,
         ranks=min(len({labels.get("engine") for labels in found}), MAX_RANKS),
+        states_queue=states_queue,
     )
 
 

@@ -9,7 +9,14 @@ from collections.abc import Sequence
 from urllib.parse import urlsplit
 
 from autellix_backend.engines.base import EngineKind, EngineUnreachableError, Health
-from autellix_backend.engines.probe import HEALTH_PATH, detect_kind, probe, read_cache
+from autellix_backend.engines.probe import (
+    HEALTH_PATH,
+    QueueLengths,
+    detect_kind,
+    probe,
+    read_cache,
+    read_queue,
+)
 from autellix_backend.reports.link import address_of_rank
 from autellix_backend.settings import without_credentials
 
@@ -44,6 +51,8 @@ class RemoteEngine:
         # Until it is detected, only the fields that every server accepts.
         self.kind = kind or EngineKind.OPENAI
         self.kv_tokens: int | None = None
+        self.states_queue = False
+        """Whether queue_lengths() can be read; known after start()."""
         self._ranks = 1
         self._is_started = False
 
@@ -71,7 +80,7 @@ class RemoteEngine:
             logger.info("%s accepts the fields of %s", self.name, self.kind)
         if self.kind is EngineKind.VLLM:
             cache = await read_cache(self.base_url, PROBE_TIMEOUT_S, self.authorization)
-            self.kv_tokens, self._ranks = cache.tokens, cache.ranks
+            self.kv_tokens, self._ranks, self.states_queue = cache.tokens, cache.ranks, cache.states_queue
         self._is_started = True
 
     async def stop(self) -> None:
@@ -84,6 +93,10 @@ class RemoteEngine:
     async def probe(self, timeout_s: float) -> Health:
         """Probe its health path, and if it has none, its models path."""
         return await probe(self.base_url, timeout_s, PROBE_PATHS, authorization=self.authorization)
+
+    async def queue_lengths(self) -> QueueLengths | None:
+        """Return the numbers of calls there, of all clients; None if it does not answer. Never raises."""
+        return await read_queue(self.base_url, PROBE_TIMEOUT_S, self.authorization)
 
     def is_alive(self) -> bool:
         """Return whether start() reached it; a later failure shows in probes and calls."""

@@ -133,8 +133,8 @@ class EngineSettings:
     """secret that this gateway shares with the engines at `urls` that have our scheduler, for [their
     reports](../guides/cluster.md#reports); engines read the same variable. Never shown"""
     max_in_flight: PositiveInt | None = None
-    """calls sent at once to an engine without our scheduler; the others wait in the gateway, in the
-    scheduler's order; unset sends all"""
+    """calls in flight at an engine without our scheduler; the others wait in the gateway, in the scheduler's
+    order; unset learns the number from the metrics of a vLLM server, and sends all to any other"""
     kv_tokens: PositiveInt | None = None
     """KV memory of an engine without our scheduler, tokens: the gateway then [admits
     programs](../scheduling.md) for it; unset reads it from a vLLM server, and admits all elsewhere"""

@@ -9,6 +9,7 @@ from rich.table import Table
 from autellix_lab.bench.metrics import STATISTICS, metrics_of
 from autellix_lab.bench.report import TITLES, format_number
 from autellix_lab.bench.result_file import ReplayResult
+from autellix_lab.bench.verdict import COMPARED, RunVerdict, judge
 from autellix_lab.workload.statistics import jain_index
 
 UNKNOWN = "n/a"
@@ -66,6 +67,29 @@ def result_table(results: Mapping[str, ReplayResult]) -> Table:
     numbers = [figures(result) for result in results.values()]
     for name, title in FIGURE_TITLES.items():
         table.add_row(title, "", *_cells([found[name] for found in numbers], 1.0))
+    return table
+
+
+def verdicts_of(results: Mapping[str, ReplayResult]) -> dict[str, RunVerdict]:
+    """Return the verdict on each labelled result beside the first."""
+    (base, first), *others = results.items()
+    return {label: judge(base, first.outcomes, label, each.outcomes) for label, each in others}
+
+
+def ratio_table(base: str, verdicts: Mapping[str, RunVerdict]) -> Table:
+    """Return the table of mean ratios to the first result, each with its interval."""
+    table = Table(title="means over the programs of both runs, with 95 % intervals", title_justify="left")
+    table.add_column("metric")
+    for label in verdicts:
+        table.add_column(f"{label} / {base}", justify="right")
+        table.add_column("")
+    for name in COMPARED:
+        found = [verdict.ratios.get(name) for verdict in verdicts.values()]
+        title, unit, _ = TITLES[name]
+        cells = [
+            cell for each in found for cell in ((UNKNOWN, "") if each is None else (str(each), each.finding))
+        ]
+        table.add_row(f"{title} ({unit})", *cells)
     return table
 
 

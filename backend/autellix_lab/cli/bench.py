@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import datetime
 import json
 import math
@@ -22,7 +23,13 @@ from autellix_lab.bench.result_file import (
     read_result,
     result_to_json,
 )
-from autellix_lab.bench.result_table import differing_settings, figures, result_table
+from autellix_lab.bench.result_table import (
+    differing_settings,
+    figures,
+    ratio_table,
+    result_table,
+    verdicts_of,
+)
 from autellix_lab.cli.arguments import InputError, add_fit_options, add_json, adder, fit_of, run_action
 from autellix_lab.cli.console import make_console, progress_bars
 from autellix_lab.workload.arrivals import draw_arrivals
@@ -168,17 +175,22 @@ def _show_result(args: argparse.Namespace, console: Console, result: ReplayResul
 
 def _compare(args: argparse.Namespace) -> int:
     results = dict(zip(_labels(args.results), map(read_result, args.results), strict=True))
-    differing = differing_settings(results)
+    differing, verdicts = differing_settings(results), verdicts_of(results)
     if args.json:
         numbers = {
             label: result_to_json(item) | {"figures": figures(item)} for label, item in results.items()
         }
-        print(json.dumps({"results": numbers, "differing_settings": differing}))
+        judged = {label: dataclasses.asdict(verdict) for label, verdict in verdicts.items()}
+        print(json.dumps({"results": numbers, "verdicts": judged, "differing_settings": differing}))
         return 0
     console = make_console()
     console.print(result_table(results))
     for line in differing:
         console.print(f"differs: {line}")
+    if verdicts:
+        console.print(ratio_table(next(iter(results)), verdicts))
+    for label, verdict in verdicts.items():
+        console.print(f"{label}: {verdict.text}", highlight=False, soft_wrap=True)
     return 0
 
 

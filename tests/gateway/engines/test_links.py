@@ -131,7 +131,8 @@ async def test_what_is_active_is_said_in_one_line() -> None:
         said = "our scheduler 0 on vLLM fake: policy plas, admission off, 256 slots; reports from tcp://"
         assert row["scheduling"].startswith(said)
         assert (row["engine_version"], row["scheduler_version"], row["policy"]) == ("fake", "0", "plas")
-        assert await rig.get("/readyz") == {"status": "ready", "engines": {"fake-0": "up"}}
+        ready = {"status": "ready", "engines": {"fake-0": "up"}, "ordered_by": {"fake-0": "engine"}}
+        assert await rig.get("/readyz") == ready
 
 
 @pytest.mark.parametrize(

@@ -201,7 +201,7 @@ async def test_a_client_that_disconnects_removes_its_waiting_call(serve: Any) ->
         queued = asyncio.create_task(post(rig, "queued"))
         await until_queued(rig, 1)
         _, why = await rig.get("/autellix/v1/programs/queued/why")
-        assert "all 1 slots of fake-0 are taken" in json.dumps(why)
+        assert "the calls in flight at fake-0 have reached the limit of 1" in json.dumps(why)
         queued.cancel()
         await until_queued(rig, 0)
         running.cancel()

@@ -26,7 +26,7 @@ def link_in(
 
 
 def said(link: ReportClient | None, *, is_ordered_here: bool = False) -> Reporting:
-    return reporting_of(link, CONFIG, is_ordered_here=is_ordered_here)
+    return reporting_of(link, CONFIG, is_ordered_here=is_ordered_here, order="ordered by whom it says")
 
 
 def test_an_engine_of_our_own() -> None:
@@ -43,10 +43,10 @@ def test_a_server_without_report_port() -> None:
     here = said(None, is_ordered_here=True)
     assert here == Reporting(
         state="none",
-        text="a server without our scheduler: calls in the gateway's order (boost), charged by the tokens of "
-        "their answers",
+        text="a server without our scheduler: ordered by whom it says; usage is estimated from tokens",
+        is_ordered_here=True,
     )
-    assert "no order of ours, charged by" in said(None).text
+    assert (here.ordered_by, said(None).ordered_by) == ("gateway", "engine")
 
 
 def test_an_engine_that_reports() -> None:
@@ -94,7 +94,9 @@ def test_what_is_wrong_with_an_engine_that_reports(facts: EngineFacts, ranks: in
 def test_an_engine_that_does_not_report(state: LinkState, problem: str) -> None:
     found = said(link_in(state))
     assert (found.state, found.problem) == (state, problem)
-    assert found.text == f"{problem}: no order of ours, charged by the tokens of their answers"
+    who = "" if state is LinkState.CONNECTING else ": ordered by the engine"
+    when = " meanwhile" if state is LinkState.CONNECTING else ""
+    assert found.text == f"{problem}{who}; usage is estimated from tokens{when}"
 
 
 def test_a_gateway_without_a_secret() -> None:
@@ -104,10 +106,10 @@ def test_a_gateway_without_a_secret() -> None:
 
 def test_an_engine_that_reported_once_still_orders_its_calls() -> None:
     found = said(link_in(LinkState.LOST, FACTS))
-    assert "it orders calls by boost, charged by the tokens of their answers meanwhile" in found.text
+    assert "ordered by the engine (boost); usage is estimated from tokens meanwhile" in found.text
 
 
 def test_plain_vllm_is_no_problem() -> None:
     found = said(link_in(LinkState.ABSENT), is_ordered_here=True)
     assert (found.state, found.problem) == ("absent", None)
-    assert found.text.startswith(f"no report port at {ADDRESS}: calls in the gateway's order (boost)")
+    assert found.text.startswith(f"no report port at {ADDRESS}: ordered by whom it says; usage")

@@ -117,6 +117,7 @@ def test_a_recording_is_replayed_and_compared(tmp_path: Path, capsys: pytest.Cap
     text = capsys.readouterr().out
     assert "/ first" in text
     assert "differs: trace: first original.jsonl.gz, second recording.jsonl" in text
+    assert "second: no verdict: 0 programs finished in both runs, of 5 needed" in text
     assert main(["bench", "compare", str(first), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["results"]["first"]["figures"]["lost_calls"] == 0
 

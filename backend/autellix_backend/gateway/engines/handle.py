@@ -13,6 +13,7 @@ from autellix_backend.engines.ray_replica import RayReplica
 from autellix_backend.engines.report_client import LinkState, ReportClient
 from autellix_backend.engines.supervisor import EngineChange, EngineState, Supervisor
 from autellix_backend.gateway.engines.ended import EndedPrograms
+from autellix_backend.gateway.engines.in_flight import InFlightBound
 from autellix_backend.gateway.engines.ordering import ArrivalOrdering, make_ordering
 from autellix_backend.gateway.engines.queue import EngineQueue
 from autellix_backend.gateway.engines.reporting import Reporting, reporting_of
@@ -127,6 +128,13 @@ class EngineHandle:
             on_message=self.on_message,
             on_change=self._on_link_changed,
         )
+        self.in_flight = InFlightBound(
+            engine,
+            self.queue,
+            limits.max_in_flight,
+            is_plain=self._is_plain,
+            on_change=lambda: self._on_link_change(self),
+        )
         self.snapshots = LatestSnapshots()
         self.open_calls = 0
         """This gateway's requests at the engine or queued for it."""
@@ -157,8 +165,15 @@ class EngineHandle:
         return reporting_of(
             self.link if self.engine.report_endpoints else None,
             self._settings.scheduler,
-            is_ordered_here=self.queue.has_policy,
+            is_ordered_here=self.queue.has_policy and self.in_flight.is_ordered_here,
+            order=self.in_flight.text(self._settings.scheduler.policy),
         )
+
+    @property
+    def max_in_flight(self) -> int | None:
+        """The bound on our calls there that applies at present; None if the engine takes all."""
+        calls = self.queue.ordering.slots
+        return int(calls) if calls < math.inf else None
 
     @property
     def state(self) -> str:
@@ -197,9 +212,11 @@ class EngineHandle:
         self._open_link()
         self.upstream.open()
         self.supervisor.open()
+        self.in_flight.open()
 
     async def close(self) -> None:
         """Undo open() and close the connections; the engine itself keeps running."""
+        await self.in_flight.close()
         await self.supervisor.close()
         await self.upstream.close()
         await self.link.close()
@@ -208,6 +225,7 @@ class EngineHandle:
         """Drop what is out of date when the engine is no longer up."""
         if change.state is EngineState.UP:
             self._open_link()
+            self._order_here()
             return
         self._forget()
 
@@ -231,9 +249,19 @@ class EngineHandle:
         self._processes = processes
         if self.link.is_up and self.queue.has_policy:
             self.queue.use(ArrivalOrdering())
-        elif self.link.state is LinkState.ABSENT and self.supervisor.is_up and not self.queue.has_policy:
-            self.queue.use(make_ordering(self.engine, self._settings))
+        elif self.link.state is LinkState.ABSENT:
+            self._order_here()
         self._on_link_change(self)
+
+    def _is_plain(self) -> bool:
+        """Return whether it is known to have no scheduler of ours."""
+        return not self.engine.report_endpoints or self.link.state is LinkState.ABSENT
+
+    def _order_here(self) -> None:
+        """Order the calls of an engine without our scheduler, as far as it states what that needs."""
+        if self._is_plain() and self.supervisor.is_up and not self.queue.has_policy:
+            self.in_flight.reset()
+            self.queue.use(make_ordering(self.engine, self._settings))
 
     def _open_link(self) -> None:
         # An engine that did not answer yet may be of any kind.
@@ -244,6 +272,8 @@ class EngineHandle:
         """Drop what was known of the engine's calls."""
         self.snapshots.clear()
         self.ended.clear()
+        self.in_flight.reset()
+        self.queue.limit(self.in_flight.calls)
 
     def on_program_ended(self, program_id: str) -> None:
         """Free what is kept for a program here, and in the engine with the next call that it gets."""
@@ -297,7 +327,8 @@ class EngineHandle:
         """
         snapshot = self.snapshots.merged if self.supervisor.is_up else None
         limits = self._settings.engine
-        slots, others, kv_tokens = limits.max_in_flight or limits.max_num_seqs or USUAL_SLOTS, 0, math.inf
+        bound, others, kv_tokens = self.in_flight.calls, 0, math.inf
+        slots = int(bound) if bound < math.inf else limits.max_num_seqs or USUAL_SLOTS
         if ranks := self.link.facts.values():
             slots = sum(facts.slots for facts in ranks)
             kv_tokens = sum(math.inf if facts.kv_tokens is None else facts.kv_tokens for facts in ranks)

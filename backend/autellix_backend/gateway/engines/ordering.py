@@ -19,6 +19,7 @@ from autellix_backend.core.boost import work_of
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.machine import Machine
 from autellix_backend.engines.base import Engine
+from autellix_backend.engines.remote import RemoteEngine
 from autellix_backend.gateway.engines.inactive import Inactive
 from autellix_backend.observe.settled_call import Usage
 from autellix_backend.reports.snapshot import AdmissionSnapshot, admission_of
@@ -43,6 +44,8 @@ class ArrivalOrdering:
 
     has_policy: ClassVar[bool] = False
     """Whether the scheduler's policy decides."""
+    slots: ClassVar[float] = math.inf
+    """How many calls may be sent at once."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, float] = {}
@@ -102,11 +105,12 @@ class PolicyOrdering:
 
         Args:
             config: The scheduler's configuration.
-            slots: How many calls may be sent at once.
+            slots: How many calls may be sent at once, at first.
             kv_tokens: The engine's KV memory; infinity if unknown, which turns admission off.
         """
         self._machine = Machine(config, kv_tokens=kv_tokens)
-        self._slots = slots
+        self.slots = slots
+        """How many calls may be sent at once; may change, and calls that were sent go on."""
         self._kv_tokens = kv_tokens
         self._charged_until_s: dict[str, float] = {}
         """By sent call."""
@@ -133,7 +137,7 @@ class PolicyOrdering:
 
     def next(self, now: float) -> str | None:
         """Return the first queued call in the machine's order, if a slot is free."""
-        if len(self._charged_until_s) >= self._slots:
+        if len(self._charged_until_s) >= self.slots:
             return None
         self._charge(now)
         # Time stands in for the engine's steps, which are unknown here.
@@ -144,6 +148,7 @@ class PolicyOrdering:
 
     def send(self, key: str, now: float) -> Wait:
         """Give the call a slot."""
+        assert len(self._charged_until_s) < self.slots
         call = self._machine.call(key)
         wait = Wait(
             wait_s=call.wait_at(now), counted_s=call.unpaid_wait_at(now), inactive_s=call.inactive_at(now)
@@ -200,7 +205,6 @@ class PolicyOrdering:
         self._machine.check()
         running = {call.call_id for call in self._machine if call.is_running}
         assert running == self._charged_until_s.keys()
-        assert len(running) <= self._slots
         assert all(program_id in self._machine.table for program_id in self._last_tokens)
 
     def _finish(self, key: str, now: float, usage: Usage | None) -> None:
@@ -224,11 +228,19 @@ Ordering = ArrivalOrdering | PolicyOrdering
 
 
 def make_ordering(engine: Engine, settings: Settings) -> Ordering:
-    """Return the order of the calls for an engine, as long as it has no scheduler of ours."""
+    """Return the order of the calls for an engine, as long as it has no scheduler of ours.
+
+    The bound on calls in flight may be learned later.
+    """
     limits, scheduler = settings.engine, settings.scheduler
     slots, kv_tokens = limits.max_in_flight, limits.kv_tokens or engine.kv_tokens
     has_admission = scheduler.has_admission and kv_tokens is not None
     has_scheduler = engine.is_owned and engine.report_endpoints
-    if not has_scheduler and (slots is not None or has_admission):
+    if not has_scheduler and (slots is not None or has_admission or states_queue(engine)):
         return PolicyOrdering(scheduler, slots or math.inf, kv_tokens or math.inf)
     return ArrivalOrdering()
+
+
+def states_queue(engine: Engine) -> bool:
+    """Return whether an engine states how many calls run and wait there, so that a bound can be learned."""
+    return isinstance(engine, RemoteEngine) and engine.states_queue

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from autellix_backend.core.arrival import Arrival
 from autellix_backend.engines.supervisor import EngineState, Supervisor
-from autellix_backend.gateway.engines.ordering import Ordering, Wait
+from autellix_backend.gateway.engines.ordering import Ordering, PolicyOrdering, Wait
 from autellix_backend.gateway.errors import EngineUnavailableError, ShuttingDownError
 from autellix_backend.observe.metrics import GatewayMetrics
 from autellix_backend.observe.settled_call import Usage
@@ -90,9 +90,20 @@ class EngineQueue:
             return None
         if (obstacle := self._obstacle()) is not None:
             return obstacle
-        inactive, slots = self.ordering.inactive(key), self.settings.engine.max_in_flight
-        full = f"all {slots} slots of {self.engine} are taken"
-        return full if inactive is None else f"{inactive.text} ({ESTIMATED})"
+        if (inactive := self.ordering.inactive(key)) is not None:
+            return f"{inactive.text} ({ESTIMATED})"
+        return f"the calls in flight at {self.engine} have reached the limit of {self.ordering.slots}"
+
+    @property
+    def in_flight(self) -> int:
+        """The calls that were sent and have not ended."""
+        return self._in_flight
+
+    def limit(self, slots: float) -> None:
+        """Let this many calls be in flight from now on; those beyond go on."""
+        if isinstance(self.ordering, PolicyOrdering):
+            self.ordering.slots = slots
+            self.pump()
 
     @property
     def has_policy(self) -> bool:

@@ -9,6 +9,8 @@ from autellix_backend.engines.report_client import LinkState, ReportClient
 from autellix_backend.reports.link import EngineFacts
 
 LOCAL, NONE = "local", "none"
+ESTIMATED = "usage is estimated from tokens"
+"""How calls are charged without reports."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,33 +21,46 @@ class Reporting:
     """`local` over a socket of this machine, `none` without a report address, else the state of the link."""
     text: str
     """Who orders its calls, and how they are charged."""
+    is_ordered_here: bool = False
+    """Whether the gateway orders its calls, not the engine."""
     problem: str | None = None
     """What an operator should fix."""
 
+    @property
+    def ordered_by(self) -> str:
+        """`gateway` or `engine`."""
+        return "gateway" if self.is_ordered_here else "engine"
 
-def reporting_of(link: ReportClient | None, config: SchedulerConfig, *, is_ordered_here: bool) -> Reporting:
+
+def reporting_of(
+    link: ReportClient | None, config: SchedulerConfig, *, is_ordered_here: bool, order: str
+) -> Reporting:
     """Return what an engine reports.
 
     Args:
         link: The link to its report address, if it may have one.
         config: The gateway's settings of the scheduler.
-        is_ordered_here: Whether the gateway orders its calls.
+        is_ordered_here: Whether the gateway orders its calls if it has no scheduler of ours.
+        order: Who orders them then, in words.
     """
-    order = f"calls in the gateway's order ({config.policy})" if is_ordered_here else "no order of ours"
-    without = f"{order}, charged by the tokens of their answers"
+    plain = f"{order}; {ESTIMATED}"
     if link is None:
-        return Reporting(state=NONE, text=f"a server without our scheduler: {without}")
+        return Reporting(
+            state=NONE, text=f"a server without our scheduler: {plain}", is_ordered_here=is_ordered_here
+        )
     if link.is_up:
         return _linked(link, config)
     problem = _problem(link)
     if link.state is LinkState.ABSENT and not link.is_local:
-        return Reporting(state=link.state, text=f"{problem}: {without}")
+        return Reporting(state=link.state, text=f"{problem}: {plain}", is_ordered_here=is_ordered_here)
     facts = link.first_facts
     if facts is not None:
-        without = f"it orders calls by {facts.policy}, charged by the tokens of their answers meanwhile"
-    elif link.state is LinkState.OTHER:
-        without = "it orders calls itself, charged by the tokens of their answers"
-    return Reporting(state=link.state, text=f"{problem}: {without}", problem=problem)
+        problem_text = f"{problem}: ordered by the engine ({facts.policy}); {ESTIMATED} meanwhile"
+    elif link.state is LinkState.CONNECTING:
+        problem_text = f"{problem}; {ESTIMATED} meanwhile"
+    else:
+        problem_text = f"{problem}: ordered by the engine; {ESTIMATED}"
+    return Reporting(state=link.state, text=problem_text, problem=problem)
 
 
 def _linked(link: ReportClient, config: SchedulerConfig) -> Reporting:

@@ -33,6 +33,8 @@ class GatewayHealth:
     """Why it is degraded."""
     engines: dict[str, str] | None = None
     """What the engines at `engine.urls` report: see `reporting` of the list of engines."""
+    ordered_by: dict[str, str] | None = None
+    """Who orders the calls of those engines: `gateway` or `engine`."""
 
 
 router = APIRouter(tags=["operators"], responses=refusals(500))
@@ -62,10 +64,12 @@ async def readyz(parts: Parts) -> GatewayHealth:
         *(f"{name}: {each.problem}" for name, each in reporting.items() if each.problem),
     ]
     reason = "; ".join(filter(None, problems)) or None
+    remote = {name: each for name, each in reporting.items() if each.state != LOCAL}
     return GatewayHealth(
         status="ready" if reason is None else "degraded",
         reason=reason,
-        engines={name: each.state for name, each in reporting.items() if each.state != LOCAL} or None,
+        engines={name: each.state for name, each in remote.items()} or None,
+        ordered_by={name: each.ordered_by for name, each in remote.items()} or None,
     )
 
 

@@ -64,6 +64,10 @@ class EngineRow:
     `other` if it speaks another protocol."""
     scheduling: str
     """Who orders its calls, and whether it reports them, in words."""
+    ordered_by: str
+    """`gateway` or `engine`: who orders the calls that find no slot."""
+    max_in_flight: int | None
+    """The bound on this gateway's calls there, set or learned; None if the engine takes all."""
     open_calls: int
     queued_calls: int
     """Calls that wait for it at the gateway."""
@@ -195,6 +199,8 @@ def _row(member: EngineHandle) -> EngineRow:
         sends_reports=member.sends_reports,
         reporting=member.reporting.state,
         scheduling=member.reporting.text,
+        ordered_by=member.reporting.ordered_by,
+        max_in_flight=member.max_in_flight,
         open_calls=member.open_calls,
         queued_calls=len(member.queue),
         prefill_s_per_token=member.speed.prefill_s_per_token,

@@ -1,0 +1,309 @@
+"""The bound on calls in flight at a server without our scheduler: it is learned; further calls wait here."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+from tests.ports import free_port
+from tests.serving import listening
+from tests.waiting import until
+
+from autellix_backend.core.config import SchedulerConfig
+from autellix_backend.engines.probe import QueueLengths
+from autellix_backend.engines.remote import RemoteEngine
+from autellix_backend.gateway.app import create_app
+from autellix_backend.gateway.engines import in_flight
+from autellix_backend.gateway.engines.in_flight import LearnedBound
+from autellix_backend.settings import EngineSettings, Settings
+
+SLOTS = 4
+CHAT = "/v1/chat/completions"
+BODY: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hello there"}]}
+
+
+# -- The rule, before a simulated engine with so many slots that always has enough calls.
+
+
+@dataclass(slots=True)
+class Client:
+    """One gateway's calls at an engine, of which it always has enough."""
+
+    calls: int
+    bound: LearnedBound
+
+
+def settle(slots: int, *clients: Client, others: int = 0, readings: int = 20) -> None:
+    """Let gateways read an engine's queue; each sends what its bound allows, and keeps what it has sent."""
+    for _ in range(readings):
+        total = sum(client.calls for client in clients) + others
+        seen = QueueLengths(running=min(slots, total), waiting=max(0, total - slots))
+        for client in clients:
+            client.bound.observe(seen, client.calls, is_held=client.calls >= client.bound.calls)
+        for client in clients:
+            client.calls = int(min(client.bound.calls, 10 * slots))
+
+
+@pytest.mark.parametrize("slots", [1, 4, 64, 256])
+def test_the_bound_is_the_batch_and_a_few_calls_that_wait(slots: int) -> None:
+    client = Client(10 * slots, LearnedBound())
+    settle(slots, client)
+    assert client.bound.calls == slots + max(1, slots // 16)
+
+
+def test_without_a_queue_in_the_engine_there_is_no_bound() -> None:
+    bound = LearnedBound()
+    for running in (3, 17, 200):
+        bound.observe(QueueLengths(running=running, waiting=0), running, is_held=False)
+    assert bound.calls == math.inf
+
+
+def test_calls_that_wait_for_their_prefill_only_are_no_sign_of_a_full_batch() -> None:
+    bound = LearnedBound()
+    bound.observe(QueueLengths(running=10, waiting=80), 90, is_held=False)
+    bound.observe(QueueLengths(running=60, waiting=30), 90, is_held=False)
+    bound.observe(QueueLengths(running=90, waiting=0), 90, is_held=False)
+    assert bound.calls == math.inf
+
+
+def test_a_bound_that_is_too_low_reaches_the_batch_within_a_few_seconds() -> None:
+    client = Client(40, LearnedBound())
+    settle(4, client)
+    assert client.calls == 5
+    settle(256, client, readings=9)
+    assert client.calls >= 256
+    settle(256, client)
+    assert 256 <= client.calls <= 256 + 16
+
+
+def test_a_bound_does_not_grow_while_no_call_waits_for_it() -> None:
+    client = Client(40, LearnedBound())
+    settle(4, client)
+    client.bound.observe(QueueLengths(running=2, waiting=0), 2, is_held=False)
+    assert client.bound.calls == 5
+
+
+def test_gateways_share_a_batch_and_keep_it_full() -> None:
+    clients = [Client(640, LearnedBound()) for _ in range(3)]
+    settle(64, *clients, readings=60)
+    assert 64 <= sum(client.calls for client in clients) <= 3 * 64
+    assert min(client.calls for client in clients) >= 8
+
+
+def test_there_is_no_bound_while_most_calls_are_those_of_others() -> None:
+    client = Client(40, LearnedBound())
+    settle(4, client)
+    settle(4, client, others=500, readings=1)
+    assert client.bound.is_shared
+    assert client.bound.calls == math.inf
+
+
+def test_an_engine_that_pauses_teaches_nothing() -> None:
+    client = Client(40, LearnedBound())
+    settle(0, client)
+    assert client.bound.calls == math.inf
+
+
+# -- The gateway before a server with slots.
+
+
+class PlainServer:
+    """A server that calls itself vLLM: a few slots, a queue in order of arrival, and metrics."""
+
+    def __init__(self) -> None:
+        self.gate = asyncio.Event()
+        self.slots = asyncio.Semaphore(SLOTS)
+        self.states_queue = True
+        self.running = 0
+        self.waiting = 0
+        self.most_waiting_lately = 0
+
+    def app(self) -> web.Application:
+        app = web.Application()
+        app.router.add_get("/health", self._health)
+        app.router.add_get("/version", self._version)
+        app.router.add_get("/v1/models", self._models)
+        app.router.add_get("/metrics", self._metrics)
+        app.router.add_post(CHAT, self._chat)
+        return app
+
+    async def _health(self, _request: web.Request) -> web.Response:
+        return web.Response()
+
+    async def _version(self, _request: web.Request) -> web.Response:
+        return web.json_response({"version": "0.32.0"})
+
+    async def _models(self, _request: web.Request) -> web.Response:
+        return web.json_response({"object": "list", "data": [{"id": "m", "object": "model"}]})
+
+    async def _metrics(self, _request: web.Request) -> web.Response:
+        gauges = {"vllm:num_requests_running": self.running, "vllm:num_requests_waiting": self.waiting}
+        lines = [f'{name}{{engine="0",model_name="m"}} {float(value)}' for name, value in gauges.items()]
+        return web.Response(text="\n".join([*(lines if self.states_queue else ()), ""]))
+
+    async def _chat(self, _request: web.Request) -> web.Response:
+        self.waiting += 1
+        async with self.slots:
+            self.waiting -= 1
+            self.running += 1
+            try:
+                await self.gate.wait()
+                await asyncio.sleep(0.02)
+            finally:
+                self.running -= 1
+        choice = {"index": 0, "message": {"role": "assistant", "content": "x"}, "finish_reason": "stop"}
+        usage = {"prompt_tokens": 3, "completion_tokens": 1, "total_tokens": 4}
+        return web.json_response(
+            {"id": "a", "object": "chat.completion", "choices": [choice], "usage": usage}
+        )
+
+
+class PlainRig:
+    """A gateway before a plain server."""
+
+    def __init__(self, server: PlainServer, app: Any, url: str, client: aiohttp.ClientSession) -> None:
+        self.server, self.app, self.url, self.client = server, app, url, client
+
+    @property
+    def handle(self) -> Any:
+        [handle] = self.app.state.components.pool
+        return handle
+
+    async def chat(self, program: str) -> str:
+        headers = {"X-Autellix-Program-ID": program}
+        async with self.client.post(self.url + CHAT, json=BODY, headers=headers) as response:
+            assert response.status == 200
+            return program
+
+    async def get(self, path: str) -> Any:
+        async with self.client.get(self.url + path) as response:
+            return await response.json()
+
+    async def engine(self) -> dict[str, Any]:
+        [row] = (await self.get("/autellix/v1/engines"))["engines"]
+        found: dict[str, Any] = row
+        return found
+
+
+@pytest.fixture(autouse=True)
+def quick_readings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(in_flight, "PERIOD_S", 0.02)
+
+
+@asynccontextmanager
+async def gateway(server: PlainServer, policy: str = "plas", **settings: Any) -> AsyncIterator[PlainRig]:
+    runner = web.AppRunner(server.app(), access_log=None, handler_cancellation=True)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    engine = RemoteEngine(f"http://127.0.0.1:{runner.addresses[0][1]}", report_port=free_port())
+    try:
+        await engine.start()
+        app = create_app(
+            Settings(
+                engine=EngineSettings(urls=(engine.base_url,), **settings),
+                scheduler=SchedulerConfig(policy=policy, bounds=(0.01, 1.0)),
+            ),
+            engine,
+        )
+        async with listening(app) as url, aiohttp.ClientSession() as client:
+            rig = PlainRig(server, app, url, client)
+            await until(lambda: rig.handle.reporting.state == "absent")
+            yield rig
+    finally:
+        await runner.cleanup()
+
+
+async def test_calls_wait_in_the_gateway_once_it_has_learned_the_bound() -> None:
+    server = PlainServer()
+    async with gateway(server) as rig:
+        row = await rig.engine()
+        assert (row["ordered_by"], row["max_in_flight"]) == ("gateway", None)
+        assert "ordered by the gateway (plas) once calls wait there" in row["scheduling"]
+        first = [asyncio.create_task(rig.chat(f"first-{number}")) for number in range(16)]
+        await until(lambda: rig.handle.max_in_flight == SLOTS + 1)
+        row = await rig.engine()
+        assert row["scheduling"].endswith(
+            "ordered by the gateway (plas), at most 5 calls in flight (learned); usage is estimated from "
+            "tokens"
+        )
+        assert (row["ordered_by"], row["max_in_flight"]) == ("gateway", 5)
+        ready = await rig.get("/readyz")
+        assert (ready["status"], ready["ordered_by"]) == ("ready", {"remote-0": "gateway"})
+        second = [asyncio.create_task(rig.chat(f"second-{number}")) for number in range(8)]
+        await until(lambda: len(rig.handle.queue) == 8)
+        why = await rig.get("/autellix/v1/programs/second-3/why")
+        assert "the calls in flight at remote-0 have reached the limit of 5" in why["calls"][0]["text"]
+        server.gate.set()
+        await asyncio.gather(*first)
+        server.gate.clear()
+        third = [asyncio.create_task(rig.chat(f"third-{number}")) for number in range(8)]
+        await until(lambda: server.waiting <= 1 and len(rig.handle.queue) >= 8)
+        server.gate.set()
+        await asyncio.gather(*second, *third)
+
+
+async def test_the_gateways_order_applies_to_the_calls_that_wait_for_a_learned_bound() -> None:
+    server = PlainServer()
+    async with gateway(server) as rig:
+        server.gate.set()
+        for _ in range(2):
+            await rig.chat("old")
+        server.gate.clear()
+        fill = [asyncio.create_task(rig.chat(f"fill-{number}")) for number in range(16)]
+        await until(lambda: rig.handle.max_in_flight == SLOTS + 1)
+        late: list[asyncio.Task[str]] = []
+        for program in ("old", "old", "new"):
+            late.append(asyncio.create_task(rig.chat(program)))
+            await until(lambda: len(rig.handle.queue) == len(late))
+        machine = rig.handle.queue.ordering._machine
+        first = next(call for call in machine if not call.is_running)
+        assert first.program_id == "new"
+        server.gate.set()
+        await asyncio.gather(*fill, *late)
+
+
+async def test_a_set_bound_is_kept() -> None:
+    server = PlainServer()
+    async with gateway(server, max_in_flight=2) as rig:
+        calls = [asyncio.create_task(rig.chat(f"p{number}")) for number in range(6)]
+        await until(lambda: server.running == 2 and len(rig.handle.queue) == 4)
+        row = await rig.engine()
+        assert "ordered by the gateway (plas), at most 2 calls in flight; usage" in row["scheduling"]
+        server.gate.set()
+        await asyncio.gather(*calls)
+        assert rig.handle.max_in_flight == 2
+
+
+async def test_a_server_that_states_no_queue_lengths_is_said_to_order_its_calls() -> None:
+    server = PlainServer()
+    server.states_queue = False
+    async with gateway(server) as rig:
+        row = await rig.engine()
+        assert (
+            "no bound in flight: the engine's own order applies; set engine.max_in_flight"
+            in row["scheduling"]
+        )
+        assert (row["ordered_by"], row["max_in_flight"]) == ("engine", None)
+        assert (await rig.get("/readyz"))["ordered_by"] == {"remote-0": "engine"}
+        calls = [asyncio.create_task(rig.chat(f"p{number}")) for number in range(16)]
+        await until(lambda: server.waiting == 16 - SLOTS)
+        server.gate.set()
+        await asyncio.gather(*calls)
+
+
+async def test_another_server_in_its_place_is_learned_from_the_start() -> None:
+    server = PlainServer()
+    async with gateway(server) as rig:
+        calls = [asyncio.create_task(rig.chat(f"p{number}")) for number in range(16)]
+        await until(lambda: rig.handle.max_in_flight is not None)
+        server.gate.set()
+        await asyncio.gather(*calls)
+        rig.handle._forget()
+        assert rig.handle.max_in_flight is None
