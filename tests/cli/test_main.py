@@ -16,7 +16,8 @@ import pytest
 from autellix_backend.cli import main as cli
 from autellix_backend.cli.commands import COMMANDS
 from autellix_backend.engines.base import EngineStartError
-from autellix_lab.demo.model import MARKER
+from autellix_backend.settings import Settings
+from autellix_lab.demo.model_folder import MARKER
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +36,6 @@ def error_of(capsys: pytest.CaptureFixture[str]) -> str:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["serve"], "engine.model: is not given"),
         (["serve", "/nowhere", "--port", "0"], "engine.model: '/nowhere' does not exist"),
         (["serve", "m", "--policy", "lottery"], "scheduler.policy (from --policy): is 'lottery'"),
         (["serve", "m", "--port", "x"], "gateway.port (from --port): is 'x'; expected a valid integer"),
@@ -55,6 +55,32 @@ def test_bad_input_gives_a_one_line_error(
     """The exit code is 2, and the line names the field and what is expected."""
     assert cli.main(arguments) == 2
     assert message in error_of(capsys)
+
+
+def test_a_model_must_be_given_where_the_small_one_is_not_installed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("autellix_backend.engines.replica.SMALL_MODEL_PACKAGE", "no_such_package")
+    assert cli.main(["serve"]) == 2
+    assert error_of(capsys).startswith("engine.model: is not given; expected a model, 'smollm2'")
+
+
+def test_the_small_model_is_served_where_none_is_given(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model or an address that is given stays."""
+    served: list[tuple[str | None, tuple[str, ...]]] = []
+
+    async def serve(settings: Settings) -> int:
+        served.append((settings.engine.model, settings.engine.urls))
+        return 0
+
+    monkeypatch.setattr("autellix_backend.cli.serve.serve", serve)
+    monkeypatch.setattr("autellix_backend.engines.replica.SMALL_MODEL_PACKAGE", "json")
+    for arguments in ([], ["m"], ["--engine", "http://h:1"]):
+        assert cli.main(["serve", *arguments]) == 0
+    assert served == [("smollm2", ()), ("m", ()), (None, ("http://h:1",))]
+    assert capsys.readouterr().err == "autellix: no model is given: serving smollm2\n"
 
 
 def test_a_taken_port_shows_before_the_engine_starts(capsys: pytest.CaptureFixture[str]) -> None:

@@ -359,7 +359,7 @@ def test_a_misspelt_variable_is_named_at_the_start(
 ) -> None:
     """It is ignored, and the command goes on."""
     monkeypatch.setenv("AUTELLIX_LIMIT_MAX_CALLS", "1")
-    assert main(["serve"]) == 2
+    assert main(["serve", "/nowhere"]) == 2
     expected = (
         "AUTELLIX_LIMIT_MAX_CALLS is not a variable of Autellix; did you mean AUTELLIX_LIMITS_MAX_CALLS?"
     )

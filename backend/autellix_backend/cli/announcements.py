@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from autellix_backend.engines.base import Engine
 from autellix_backend.engines.host_memory import auto_gib
 from autellix_backend.engines.ray_replica import RayReplica
-from autellix_backend.engines.replica import VllmReplica, generated_model
+from autellix_backend.engines.replica import RANDOM_MODELS, VllmReplica
 from autellix_backend.engines.report_client import LinkState
 from autellix_backend.engines.supervisor import EngineChange, EngineState
 from autellix_backend.engines.tool_parser import is_decided
@@ -73,8 +73,8 @@ def note_tool_parser(settings: EngineSettings, engines: Iterable[Engine]) -> Non
 
 
 def note_noise(engine: EngineSettings) -> None:
-    """Print that a generated model answers noise, which would look like a fault."""
-    if engine.model is not None and generated_model(engine.model) is not None:
+    """Print that a random model answers noise, which would look like a fault."""
+    if engine.model in RANDOM_MODELS:
         note(f"the weights of {engine.model} are random: its answers are noise, its timing is real")
 
 

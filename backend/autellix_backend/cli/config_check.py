@@ -12,7 +12,7 @@ from functools import partial
 from autellix_backend.cli.server import resolve
 from autellix_backend.engines.factory import make_remote
 from autellix_backend.engines.host_memory import with_host_memory
-from autellix_backend.engines.replica import generated_model
+from autellix_backend.engines.replica import default_model, generated_model
 from autellix_backend.engines.served_models import check_models
 from autellix_backend.engines.vllm_command import check_arguments, check_engine_installed, check_model
 from autellix_backend.errors import CommandError
@@ -58,7 +58,11 @@ def output_checks(settings: Settings) -> tuple[Callable[[], None], ...]:
 def notes_on(settings: Settings) -> Iterator[str]:
     """Return a sentence for each thing that may be intended, but that the operator should know."""
     if settings.engine.model is None and not settings.engine.urls:
-        yield "no model and no engine is named: give one as `autellix serve MODEL` or `--engine URL`"
+        yield (
+            f"no model and no engine is named: `autellix serve` takes {default_model()}"
+            if default_model()
+            else "no model and no engine is named: give one as `autellix serve MODEL` or `--engine URL`"
+        )
     if settings.gateway.port and _is_taken(settings.gateway):
         yield f"something listens on {settings.gateway.host}:{settings.gateway.port}, perhaps this gateway"
     if settings.store.is_shared and settings.gateway.token_secret is None:

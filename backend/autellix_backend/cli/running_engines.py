@@ -37,7 +37,7 @@ async def running_engines(
     try:
         with on_signals(task.cancel, *ends):
             async with start:
-                # In a thread: it may have to generate the demo model.
+                # In a thread: it may have to write the model.
                 engines = await asyncio.to_thread(make_engines, settings)
                 await _start(engines, must_answer=settings.engine.must_answer)
                 if warning := await check_models(engines, settings.engine.api_key):

@@ -8,6 +8,7 @@ import contextlib
 import signal
 import socket
 import sys
+from dataclasses import replace
 
 import uvloop
 
@@ -33,6 +34,7 @@ from autellix_backend.cli.server import (
 from autellix_backend.cli.signals import EXIT_FAILURE, EXIT_INTERRUPTED, on_signals
 from autellix_backend.cli.token_secret import with_token_secret
 from autellix_backend.engines.host_memory import with_host_memory
+from autellix_backend.engines.replica import default_model
 from autellix_backend.gateway.app import create_app
 from autellix_backend.gateway.engines.pool import EnginePool
 from autellix_backend.gateway.http.guard import is_loopback
@@ -52,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "model",
         metavar="MODEL",
         nargs="?",
-        help="folder or Hugging Face id of the model; `demo` for the tiny generated one",
+        help="folder or Hugging Face id of the model; `smollm2` for a small one for CPUs",
     )
     add_preset_option(parser)
     add_setting_options(parser)
@@ -64,6 +66,9 @@ def run(args: argparse.Namespace) -> int:
     settings = settings_from_args(args, model)
     for sentence in unknown_variables():
         note(f"{sentence}; it is ignored")
+    if not (settings.engine.model or settings.engine.urls or settings.ray.address) and default_model():
+        note(f"no model is given: serving {default_model()}")
+        settings = replace(settings, engine=replace(settings.engine, model=default_model()))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(serve(settings))
 

@@ -38,7 +38,7 @@ class ModelNotFoundError(EngineError):
     def __init__(self, model: str, problem: str) -> None:
         super().__init__(
             f"engine.model: {model!r} {problem}; expected a folder with a config.json, "
-            "a Hugging Face id such as 'Qwen/Qwen3-0.6B', or 'demo' for the generated model"
+            "a Hugging Face id such as 'Qwen/Qwen3-0.6B', or 'smollm2' for a small one"
         )
 
 

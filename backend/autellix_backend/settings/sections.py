@@ -107,7 +107,7 @@ class EngineSettings:
     [several engines](../guides/multi-engine.md)."""
 
     model: str | None = None
-    """folder or Hugging Face id of the model to serve, `demo` for the generated one; also `MODEL` of
+    """folder or Hugging Face id of the model to serve, `smollm2` for a small one for CPUs; also `MODEL` of
     `autellix serve`"""
     served_model_name: str | None = None
     """name that clients use for the model"""

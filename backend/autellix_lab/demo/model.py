@@ -7,21 +7,18 @@ GPU, and accepts chat messages and tools.
 from __future__ import annotations
 
 import contextlib
-import json
-import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from autellix_backend.engines.base import EngineError, EngineNotInstalledError
+from autellix_backend.engines.base import EngineNotInstalledError
 from autellix_backend.settings import default_cache_dir
 from autellix_lab.demo.corpus import sentences
+from autellix_lab.demo.model_folder import build_once
 
 DEMO_MODEL_NAME = "autellix.demo-model"
-VERSION = 2
+VERSION = 3
 """Increased when the generated files change, so that old ones are not mistaken for new ones."""
-MARKER = "autellix-demo-model.json"
 MAX_POSITIONS = 8192
 VOCABULARY_SIZE = 2048
 PAD, EOS, MESSAGE_START, MESSAGE_END = SPECIAL_TOKENS = ("<|pad|>", "<|eos|>", "<|message|>", "<|end|>")
@@ -52,15 +49,6 @@ CHAT_TEMPLATE = """\
 """
 
 
-class DemoModelError(EngineError):
-    """The folder for the demo model holds something else, which is left untouched."""
-
-    def __init__(self, directory: Path) -> None:
-        super().__init__(
-            f"demo-model: {directory} is not empty and holds no demo model; expected a new or empty folder"
-        )
-
-
 def demo_model_directory(cache_dir: Path | None = None) -> Path:
     """Return the default folder of the demo model, below the cache folder."""
     return (cache_dir or default_cache_dir()) / f"demo-model-{VERSION}"
@@ -70,7 +58,7 @@ def demo_model(cache_dir: Path | None = None) -> tuple[Path, str]:
     """Return the folder of the demo model, written first if it is not there, and the name it is served by.
 
     Raises:
-        DemoModelError: if it cannot be written.
+        ModelFolderError: if it cannot be written.
         EngineNotInstalledError: if the packages that make it are not installed.
     """
     return build_demo_model(demo_model_directory(cache_dir)), DEMO_MODEL_NAME
@@ -81,40 +69,10 @@ def build_demo_model(directory: Path, seed: int = 0) -> Path:
 
     Raises:
         EngineNotInstalledError: if transformers or torch is missing.
-        DemoModelError: if the folder holds anything else.
+        ModelFolderError: if the folder holds anything else.
     """
-    identity = {"model": DEMO_MODEL_NAME, "version": VERSION, "seed": seed}
-    if _is_built(directory, identity):
-        return directory
-    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        raise DemoModelError(directory)
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    staging = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
-    try:
-        _write_model(staging, seed)
-        (staging / MARKER).write_text(json.dumps(identity) + "\n", encoding="utf-8")
-        _publish(staging, directory, identity)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
-    return directory
-
-
-def _is_built(directory: Path, identity: dict[str, Any]) -> bool:
-    try:
-        found = json.loads((directory / MARKER).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return bool(found == identity)
-
-
-def _publish(staging: Path, directory: Path, identity: dict[str, Any]) -> None:
-    staging.chmod(0o755)
-    try:
-        # Replaces an empty folder and fails on a full one, which another process wrote meanwhile.
-        staging.rename(directory)
-    except OSError as error:
-        if not _is_built(directory, identity):
-            raise DemoModelError(directory) from error
+    identity = {"model": "demo-model", "version": VERSION, "seed": seed}
+    return build_once(directory, identity, lambda staging: _write_model(staging, seed))
 
 
 def _write_model(directory: Path, seed: int) -> None:
@@ -131,8 +89,6 @@ def _write_model(directory: Path, seed: int) -> None:
         model = transformers.LlamaForCausalLM(config)
     with _quiet(transformers):
         model.save_pretrained(directory)
-    for path in directory.iterdir():
-        path.chmod(0o644)
 
 
 @contextlib.contextmanager

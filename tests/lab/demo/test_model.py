@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from autellix_lab.demo.model import MARKER, DemoModelError, build_demo_model, demo_model_directory
+from autellix_lab.demo.model import build_demo_model, demo_model_directory
 
 needs_transformers = pytest.mark.skipif(
     importlib.util.find_spec("transformers") is None, reason="transformers is not installed"
@@ -78,16 +78,6 @@ def test_the_chat_template_renders_every_role(demo_model: Path) -> None:
         "<|message|>assistant",
     ]
     assert tokenizer.decode(tokenizer.encode("naïve ✓ 42")) == "naïve ✓ 42"
-
-
-def test_a_folder_with_other_files_is_left_alone(tmp_path: Path) -> None:
-    """A folder that holds something else, or another version, is refused."""
-    (tmp_path / MARKER).write_text('{"version": 0}')
-
-    with pytest.raises(DemoModelError, match="is not empty and holds no demo model"):
-        build_demo_model(tmp_path)
-
-    assert [path.name for path in tmp_path.iterdir()] == [MARKER]
 
 
 def test_the_default_folder_names_the_version(tmp_path: Path) -> None:
