@@ -14,7 +14,7 @@ from autellix_autogen import AutellixChatCompletionClient
 async def main():
     """Let a writer and an editor take two turns each."""
     client = AutellixChatCompletionClient(  # its address is that of AUTELLIX_BASE_URL
-        model=os.environ.get("MODEL", "autellix.demo-model"),
+        model=os.environ.get("MODEL", "smollm2"),
         api_key=os.environ.get("AUTELLIX_API_KEY", "unused"),
         max_tokens=32,
     )

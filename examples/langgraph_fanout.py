@@ -13,7 +13,7 @@ import autellix  # noqa: F401 - the only line to add
 model = ChatOpenAI(
     base_url=os.environ.get("AUTELLIX_BASE_URL", "http://127.0.0.1:8000/v1"),
     api_key=os.environ.get("AUTELLIX_API_KEY", "unused"),
-    model=os.environ.get("MODEL", "autellix.demo-model"),
+    model=os.environ.get("MODEL", "smollm2"),
     max_tokens=32,
 )
 

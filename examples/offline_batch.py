@@ -7,7 +7,7 @@ from openai import AsyncOpenAI
 
 import autellix
 
-MODEL = os.environ.get("MODEL", "autellix.demo-model")
+MODEL = os.environ.get("MODEL", "smollm2")
 CONCURRENCY = 16
 COUNT = int(os.environ.get("DOCUMENTS", "40"))
 DOCUMENTS = [f"Document {number}: the sea is wide." for number in range(COUNT)]

@@ -23,9 +23,7 @@ async def main():
         base_url=os.environ.get("AUTELLIX_BASE_URL", "http://127.0.0.1:8000/v1"),
         api_key=os.environ.get("AUTELLIX_API_KEY", "unused"),
     )
-    model = agents.OpenAIChatCompletionsModel(
-        model=os.environ.get("MODEL", "autellix.demo-model"), openai_client=client
-    )
+    model = agents.OpenAIChatCompletionsModel(model=os.environ.get("MODEL", "smollm2"), openai_client=client)
     agent = agents.Agent(name="geographer", instructions="Use the tool.", model=model, tools=[population])
     async with client, autellix.program("geographer"):
         result = await agents.Runner.run(agent, "How many people live in Berlin?")

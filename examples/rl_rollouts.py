@@ -8,7 +8,7 @@ from openai import AsyncOpenAI
 
 import autellix
 
-MODEL = os.environ.get("MODEL", "autellix.demo-model")
+MODEL = os.environ.get("MODEL", "smollm2")
 STEPS, PROMPTS, GROUP = 2, 3, 4  # training steps, prompts of a step, rollouts of a prompt
 MAX_TURNS = 3
 

@@ -10,7 +10,7 @@ client = OpenAI(
     base_url=os.environ.get("AUTELLIX_BASE_URL", "http://127.0.0.1:8000/v1"),
     api_key=os.environ.get("AUTELLIX_API_KEY", "unused"),
 )
-MODEL = os.environ.get("MODEL", "autellix.demo-model")
+MODEL = os.environ.get("MODEL", "smollm2")
 
 
 def stream(question):

@@ -64,6 +64,23 @@ def test_threads() -> None:
 
 
 @needs("langgraph", "langchain_openai")
+def test_langgraph_agent() -> None:
+    """Each call names its tool and holds the model to the schema; the last one answers from both results."""
+
+    def answer(body: dict[str, Any]) -> str | dict[str, Any]:
+        if "tools" not in body:
+            return "Berlin is large."
+        assert all(tool["function"]["strict"] for tool in body["tools"])
+        return tool_call((body["tool_choice"]["function"]["name"], {"city": "Berlin"}))
+
+    first, second, last = run_example("langgraph_agent", answer=answer)
+    assert {call.program_name for call in (first, second, last)} == {"geographer"}
+    assert [parents(call) for call in (first, second, last)] == [set(), ids([first]), ids([second])]
+    results = [message["content"] for message in last.body["messages"] if message["role"] == "tool"]
+    assert results == ["Berlin has 3.7 million inhabitants.", "Berlin covers 891 square kilometres."]
+
+
+@needs("langgraph", "langchain_openai")
 def test_langgraph_fanout() -> None:
     """A run is a program; the branches are side by side."""
     plan, *branches, summary = run_example("langgraph_fanout")

