@@ -160,17 +160,17 @@ def part_of(workload: str, args: argparse.Namespace) -> Part:
         kv_rho=args.kv_rho,
         seed=args.seed,
     )
-    ample, short = demo_parts(options)
-    return short if workload in SCARCE else ample
+    memory, slots = demo_parts(options)
+    return memory if workload in SCARCE else slots
 
 
 def generated_draws(workload: str, args: argparse.Namespace) -> Iterator[Draw]:
     """Yield the same programs of the demo with other arrivals."""
     part = part_of(workload, args)
-    programs = part.loads[0].programs
+    programs = part.load.programs
     model = replace(ENGINE, kv_blocks=None if part.kv_blocks is None else part.kv_blocks - 1)
     # Where memory is scarce, load is measured against an engine that does not recompute.
-    rate_per_s = part.loads[0].rho * capacity_per_s(programs, ENGINE)
+    rate_per_s = part.load.rho * capacity_per_s(programs, ENGINE)
     for draw in range(args.draws):
         yield Draw(programs, poisson_arrivals(len(programs), rate_per_s, args.seed + draw), model)
 

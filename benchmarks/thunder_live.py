@@ -40,6 +40,8 @@ from autellix_lab.workload.arrivals import poisson_arrivals
 LOCAL, GRACE_S = "127.0.0.1", 5.0
 THUNDER_CLIENT = Path(__file__).with_name("thunder_client.py")
 THUNDER_CODE = f"import runpy; runpy.run_path({str(THUNDER_CLIENT)!r}, run_name='__main__')"
+KV_BLOCKS = 180
+"""Of each engine: scarce KV memory."""
 FIGURES = ("mean s", "p50 s", "p95 s", "token ms", "makespan s", "cached")
 
 
@@ -63,8 +65,8 @@ def serving(log: Path, command: Sequence[str], environment: dict[str, str]) -> I
 @contextlib.contextmanager
 def systems(args: argparse.Namespace, options: DemoOptions) -> Iterator[dict[str, str]]:
     """Run the systems; yield their addresses."""
-    memory = (options.kv_blocks - 1) * BLOCK_TOKENS
-    extra = ["--block-size", str(BLOCK_TOKENS), "--num-gpu-blocks-override", str(options.kv_blocks)]
+    memory = (KV_BLOCKS - 1) * BLOCK_TOKENS
+    extra = ["--block-size", str(BLOCK_TOKENS), "--num-gpu-blocks-override", str(KV_BLOCKS)]
     extra += ["--max-model-len", str(memory), "--enable-prompt-tokens-details"]
     model = str(build_demo_model(demo_model_directory(), 0))
     slots = options.max_num_seqs
@@ -98,7 +100,7 @@ def speed_of(url: str, part: Part, salt: str) -> Calibration:
 
 def play_round(urls: dict[str, str], part: Part, number: int) -> Iterator[dict[str, Any]]:
     """Play a part's programs on each system, in the other order in every second round; yield the figures."""
-    load = part.loads[0]
+    load = part.load
     rate_per_s = speed_of(urls["vllm"], part, f"round {number}").rate_for(load.rho, load.programs)
     arrivals_s = poisson_arrivals(len(load.programs), rate_per_s, 0)
     for name in urls if number % 2 else reversed(urls):
@@ -143,13 +145,13 @@ def main() -> None:
     parser.add_argument("--interval", type=float, default=0.1, help="of its scheduler, s")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--workloads", nargs="+", default=["tools", "coding"])
-    parser.add_argument("--programs", type=int, default=DemoOptions().kv_programs)
+    parser.add_argument("--programs", type=int, default=32)
     parser.add_argument("--kv-host-gib", type=float, default=1.0)
     parser.add_argument("--out", type=Path, default=Path("thunder-live"))
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
-    options = DemoOptions(kv_programs=args.programs)
-    parts = {name: demo_parts(dataclasses.replace(options, kv_workload=name))[1] for name in args.workloads}
+    options = DemoOptions(kv_programs=args.programs, kv_blocks=KV_BLOCKS)
+    parts = {name: demo_parts(dataclasses.replace(options, kv_workload=name))[0] for name in args.workloads}
     with systems(args, options) as urls, (args.out / "runs.jsonl").open("a", encoding="utf-8") as file:
         for workload, part in parts.items():
             for turn in range(part.warm_ups):

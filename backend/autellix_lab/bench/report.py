@@ -30,8 +30,6 @@ UNITS: dict[str, tuple[str, str]] = {
 """Token latency and latency in each unit."""
 Goals = Mapping[tuple[str, str], float]
 """Largest ratio to the baseline, by metric and statistic."""
-SPEED = "service_per_token_s"
-"""The metric that shows the machine's own speed in a turn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +131,7 @@ def _add_metric(table: Table, load: LoadComparison, name: str) -> None:
 
 
 def losses(load: LoadComparison, *, tolerance: float) -> list[str]:
-    """Return sentences about every latency that got worse than the baseline's by more than the tolerance."""
+    """Return a sentence about every latency that exceeds the baseline's by more than the tolerance."""
     base = load.policies[0]
     lines: list[str] = []
     for policy in load.policies[1:]:
@@ -144,59 +142,29 @@ def losses(load: LoadComparison, *, tolerance: float) -> list[str]:
         for name, found in by_metric.items():
             title, unit, _ = TITLES[name]
             lines.append(
-                f"{load.name}: {policy} is worse than {base} in {title} ({unit}): {'; '.join(found)}."
+                f"{load.name}: {policy} is slower than {base} in {title} ({unit}): {'; '.join(found)}"
             )
     return lines
 
 
-def verdicts(load: LoadComparison, *, goals: Goals, tolerance: float) -> list[str]:
-    """Return sentences about goals and rounds, and about machines that changed their speed.
-
-    Args:
-        load: The comparison.
-        goals: The ratio to the baseline that every round should reach, by latency and statistic.
-        tolerance: Beyond one plus this, a ratio of engine times is mentioned.
-    """
+def targets(load: LoadComparison, goals: Goals) -> list[str]:
+    """Return a sentence about each goal: the ratio to the baseline that every round should reach."""
     lines: list[str] = []
     for policy in load.policies[1:]:
         for (name, key), goal in goals.items():
-            lines += _goal_line(load, policy, name, key, goal)
-        if not load.worse_than(policy, 1 + tolerance):
-            base = load.policies[0]
-            lines.append(f"{load.name}: no latency of {policy} is more than {tolerance:.0%} above {base}'s.")
-        lines += _speed_line(load, policy, tolerance)
+            found = [entry[name][key] for entry in load.ratios_by_round(policy) if key in entry.get(name, {})]
+            title, unit, _ = TITLES[name]
+            reached = sum(ratio <= goal for ratio in found)
+            lines.append(
+                f"{load.name}: {policy}, {key} {title} ({unit}): {_by_round(load, policy, name, key)} of "
+                f"{load.policies[0]}; target at most {goal:g} in every round: {reached} of {len(found)}"
+            )
     return lines
-
-
-def _goal_line(load: LoadComparison, policy: str, name: str, key: str, goal: float) -> list[str]:
-    found = [entry[name][key] for entry in load.ratios_by_round(policy) if key in entry.get(name, {})]
-    if not found:
-        return []
-    title, unit, _ = TITLES[name]
-    reached = sum(ratio <= goal for ratio in found)
-    result = "goal reached" if reached == len(found) else "GOAL MISSED"
-    line = (
-        f"{load.name}: {key} {title} ({unit}) of {policy} is {_by_round(load, policy, name, key)} of "
-        f"{load.policies[0]}'s; {result}: at most {goal:g} in {reached} of {len(found)} rounds."
-    )
-    return [line]
 
 
 def _by_round(load: LoadComparison, policy: str, name: str, key: str) -> str:
     ratios_found = [entry.get(name, {}).get(key) for entry in load.ratios_by_round(policy)]
     return ", ".join("-" if ratio is None else f"{ratio:.2f}" for ratio in ratios_found)
-
-
-def _speed_line(load: LoadComparison, policy: str, tolerance: float) -> list[str]:
-    speeds = [entry[SPEED]["mean"] for entry in load.ratios_by_round(policy) if SPEED in entry]
-    if all(1 / (1 + tolerance) <= ratio <= 1 + tolerance for ratio in speeds):
-        return []
-    shown = ", ".join(f"{ratio:.2f}" for ratio in speeds)
-    line = (
-        f"{load.name}: a token took the engine of {policy} {shown} times as long as {load.policies[0]}'s, by "
-        "round; prompts found in the cache, fuller batches and the machine's own speed change that."
-    )
-    return [line]
 
 
 def report_mapping(loads: Sequence[LoadComparison], setting: Mapping[str, Any]) -> dict[str, Any]:

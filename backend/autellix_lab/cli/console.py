@@ -33,14 +33,12 @@ def number_table(*titles: str, title: str | None = None, texts: int = 1) -> Tabl
 
 
 @contextlib.contextmanager
-def progress_bars(console: Console, *, is_logged: bool = False) -> Iterator[Follow]:
-    """Show progress bars on a terminal; elsewhere, `is_logged` prints the title of each."""
+def progress_bars(console: Console) -> Iterator[Follow]:
+    """Show progress bars on a terminal, and nothing elsewhere."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
 
         def follow(title: str, total: int) -> Callable[[object], None]:
-            if is_logged and not console.is_terminal:
-                console.print(f"{title}: {total} calls")
             task = progress.add_task(title, total=total)
             return lambda _: progress.advance(task)
 

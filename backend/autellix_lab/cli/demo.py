@@ -8,23 +8,26 @@ import dataclasses
 import importlib
 import json
 import signal
-import sys
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from autellix_backend.cli.arguments import above_zero, count
 from autellix_backend.core.names import LIVE_POLICY_NAMES
-from autellix_lab.bench.report import comparison_table, write_json
+from autellix_lab.bench.compare import Follow
+from autellix_lab.bench.report import write_json
 from autellix_lab.cli.arguments import InputError, add_json, adder, names_of
-from autellix_lab.cli.console import lab_extra, progress_bars
-from autellix_lab.demo.comparison import PartComparison, comparison_report, run_parts
-from autellix_lab.demo.parts import BLOCK_TOKENS, MAX_SCARCE_CONTEXT_TOKENS, SCARCE, DemoOptions, demo_parts
-from autellix_lab.demo.picture import Panel, write_picture
+from autellix_lab.cli.console import lab_extra
+from autellix_lab.demo.comparison import comparison_report, run_parts
+from autellix_lab.demo.parts import BLOCK_TOKENS, MIN_KV_BLOCKS, SCARCE, DemoOptions, demo_parts
+from autellix_lab.demo.picture import write_picture
+from autellix_lab.demo.summary import last_screen, write_details
 from autellix_lab.workload.generate import WORKLOADS
 
 QUICK_PROGRAMS, QUICK_KV_PROGRAMS = 9, 16
@@ -45,8 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--kv-programs", count, "programs per run where KV memory is scarce", metavar="N")
     add("--length-scale", above_zero, "factor on all lengths of the first part", metavar="X")
     add("--rho", above_zero, "offered load at saturation")
-    blocks = f"blocks of {BLOCK_TOKENS} tokens where KV memory is scarce"
-    add("--kv-blocks", _kv_blocks, blocks, metavar="N")
+    blocks = f"blocks of {BLOCK_TOKENS} tokens where KV memory is scarce (default: the workload's)"
+    parser.add_argument("--kv-blocks", type=_kv_blocks, help=blocks, metavar="N")
     add("--rounds", count, "times each policy has its turn", metavar="N")
     add(
         "--policies",
@@ -77,11 +80,20 @@ def run(args: argparse.Namespace) -> int:
         options.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(str(error)) from error
-    with _sigterm_interrupts(), progress_bars(console, is_logged=True) as follow:
-        found = run_parts(options, parts, follow, console.print)
+    start_s = time.monotonic()
+    runs = len(parts) * options.rounds * len(options.policies)
+    with _sigterm_interrupts(), _progress(console, runs) as (follow, report_progress):
+        found = run_parts(options, parts, follow, report_progress)
     report = comparison_report(options, found)
     write_json(options.out / "comparison.json", report)
-    return _show(args, found, report, console)
+    write_details(options.out / "report.txt", found, report)
+    if not report["lost_calls"]:
+        write_picture(options.out / "comparison.png", [item.load for item in found])
+    for line in last_screen(options, found, report, time.monotonic() - start_s):
+        console.print(line, highlight=False)
+    if args.json:
+        print(json.dumps(report))
+    return 1 if report["lost_calls"] else 0
 
 
 def options_of(args: argparse.Namespace) -> DemoOptions:
@@ -99,36 +111,22 @@ def options_of(args: argparse.Namespace) -> DemoOptions:
     )
 
 
-def _show(
-    args: argparse.Namespace, found: Sequence[PartComparison], report: dict[str, Any], console: Console
-) -> int:
-    lost = report["lost_calls"]
-    if not lost:
-        write_picture(args.out / "comparison.png", _panels(found))
-        for item in found:
-            for load in item.loads:
-                console.print(comparison_table(load))
-    for line in report["verdicts"]:
-        console.print(line)
-    console.print(f"results in {args.out}/: comparison.json, comparison.png")
-    if args.json:
-        print(json.dumps(report))
-    if lost:
-        print(f"autellix demo: {lost} calls were lost: {'; '.join(report['errors'][:5])}", file=sys.stderr)
-    return 1 if lost else 0
+@contextlib.contextmanager
+def _progress(console: Console, runs: int) -> Iterator[tuple[Follow, Callable[[str], None]]]:
+    """Show one line that moves, on a terminal; the lines of `report_progress` stay above it."""
+    columns = (TextColumn("{task.description}"), BarColumn(20), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("", total=runs)
 
+        def follow(title: str, calls: int) -> Callable[[object], None]:
+            progress.update(task, description=title)
+            return lambda _: progress.advance(task, 1 / calls)
 
-def _panels(found: Sequence[PartComparison]) -> list[Panel]:
-    """Return the first load of each part with a title that names what is short."""
-    return [
-        (
-            f"slots short: {item.loads[0].rho:g} times the work that the engine serves"
-            if item.part.kv_tokens is None
-            else f"KV memory scarce: {item.part.kv_tokens} tokens",
-            item.loads[0],
-        )
-        for item in found
-    ]
+        def report_progress(line: str) -> None:
+            progress.update(task, description="starting and warming up")
+            console.print(line, highlight=False)
+
+        yield follow, report_progress
 
 
 @contextlib.contextmanager
@@ -146,7 +144,7 @@ def _sigterm_interrupts() -> Iterator[None]:
 
 
 def _kv_blocks(text: str) -> int:
-    blocks, least = count(text), MAX_SCARCE_CONTEXT_TOKENS // BLOCK_TOKENS + 2
-    if blocks < least:
-        raise argparse.ArgumentTypeError(f"{text}: expected {least} or more, which hold the longest context")
+    blocks = count(text)
+    if blocks < MIN_KV_BLOCKS:
+        raise argparse.ArgumentTypeError(f"{text}: expected {MIN_KV_BLOCKS} or more")
     return blocks

@@ -12,7 +12,7 @@ from autellix_backend.core.policies import make_policy
 from autellix_lab.bench.backend import BackendProcess
 from autellix_lab.bench.calibrate import Calibration, choose_bounds
 from autellix_lab.bench.compare import Follow, Target, calibrate, compare
-from autellix_lab.bench.report import LoadComparison, losses, report_mapping, verdicts
+from autellix_lab.bench.report import LoadComparison, losses, report_mapping, targets
 from autellix_lab.demo.parts import BLOCK_TOKENS, GOALS, MAX_CONTEXT_TOKENS, DemoOptions, Part
 
 TOLERANCE = 0.05
@@ -22,10 +22,10 @@ ReportProgress = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartComparison:
-    """The results of all policies at the loads of one part."""
+    """The results of all policies in one part."""
 
     part: Part
-    loads: list[LoadComparison]
+    load: LoadComparison
     calibration: Calibration
     bounds: tuple[float, ...]
     """Level bounds (s); none if no policy has levels."""
@@ -39,7 +39,7 @@ def run_parts(
     Args:
         options: The demo's settings.
         parts: The parts.
-        follow: Follows each run with a progress bar.
+        follow: Follows each run with a progress bar; calibrations have none.
         report_progress: Receives lines about the progress.
 
     Raises:
@@ -58,11 +58,18 @@ def _run_part(
 
     def speed_of(target: Target, salt: str) -> Calibration:
         slots, tokens = part.calibration_slots, part.calibration_tokens
-        return calibrate(target, part.calibration, slots, tokens, follow, salt=salt)
+        return calibrate(target, part.calibration, slots, tokens, _unfollowed, salt=salt)
 
     def start(stack: contextlib.ExitStack, policies: Sequence[str]) -> dict[str, Target]:
         backends = {policy: _launch(stack, options, part, policy, bounds) for policy in policies}
-        found = {policy: _ready(backend, report_progress) for policy, backend in backends.items()}
+        for backend in backends.values():
+            backend.wait_ready()
+        found = {
+            policy: Target(base_url=backend.base_url, model=backend.model())
+            for policy, backend in backends.items()
+        }
+        pages = ", ".join(f"{target.base_url}/autellix/ ({policy})" for policy, target in found.items())
+        report_progress(f"{part.load.name}: {part.kind}; watch at {pages}")
         # A CPU engine decodes its first thousands of tokens at half speed.
         for target in found.values():
             for number in range(part.warm_ups):
@@ -71,35 +78,38 @@ def _run_part(
 
     bounds: tuple[float, ...] = ()
     with contextlib.ExitStack() as stack:
-        targets = start(stack, [policy for policy in options.policies if policy not in levelled])
-        calibration = speed_of(targets[baseline], "first")
+        report_progress(f"{part.load.name}: starting an engine for each policy")
+        targets_found = start(stack, [policy for policy in options.policies if policy not in levelled])
+        calibration = speed_of(targets_found[baseline], "first")
         if any(make_policy(policy).has_levels for policy in options.policies):
-            bounds = choose_bounds(calibration, part.programs)
-        report_progress(_description(options, part, calibration, bounds))
-        targets |= start(stack, levelled)
-        loads = compare(
-            {policy: targets[policy] for policy in options.policies},
-            part.loads,
-            lambda turn: speed_of(targets[baseline], turn),
+            bounds = choose_bounds(calibration, part.load.programs)
+        if levelled:
+            targets_found |= start(stack, levelled)
+        load = compare(
+            {policy: targets_found[policy] for policy in options.policies},
+            part.load,
+            lambda turn: speed_of(targets_found[baseline], turn),
             rounds=options.rounds,
             seed=options.seed,
             follow=follow,
         )
-    return PartComparison(part=part, loads=loads, calibration=calibration, bounds=bounds)
+    return PartComparison(part=part, load=load, calibration=calibration, bounds=bounds)
 
 
 def comparison_report(options: DemoOptions, found: Sequence[PartComparison]) -> dict[str, Any]:
-    """Return settings, figures, verdicts and lost calls as plain JSON values; losses come first."""
-    loads = [load for item in found for load in item.loads]
+    """Return settings, figures, losses, targets and lost calls as plain JSON values."""
+    loads = [item.load for item in found]
     summaries = [run.summary for load in loads for run in load.runs]
     lost = sum(summary.lost_calls for summary in summaries)
-    lines: list[str] = []
-    if not lost:
-        lines += [line for load in loads for line in losses(load, tolerance=TOLERANCE)]
-        for load in loads:
-            lines += verdicts(load, goals=GOALS[load.name], tolerance=TOLERANCE)
-    return report_mapping(loads, _setting(options, found)) | {
-        "verdicts": lines,
+    setting = {
+        **dataclasses.asdict(options),
+        "out": str(options.out),
+        "trace": None if options.trace is None else str(options.trace),
+        "parts": [_part_setting(item) for item in found],
+    }
+    return report_mapping(loads, setting) | {
+        "losses": [] if lost else [line for load in loads for line in losses(load, tolerance=TOLERANCE)],
+        "targets": [] if lost else [line for load in loads for line in targets(load, GOALS[load.name])],
         "lost_calls": lost,
         "errors": sorted({error for summary in summaries for error in summary.errors}),
     }
@@ -135,38 +145,6 @@ def _scheduler(options: DemoOptions, policy: str, bounds: tuple[float, ...]) -> 
     return found
 
 
-def _ready(backend: BackendProcess, report_progress: ReportProgress) -> Target:
-    report_progress(f"starting the {backend.name} backend, log in {backend.log_path}")
-    backend.wait_ready()
-    report_progress(f"{backend.base_url}/autellix/ shows its programs")
-    return Target(base_url=backend.base_url, model=backend.model())
-
-
-def _description(
-    options: DemoOptions, part: Part, calibration: Calibration, bounds: tuple[float, ...]
-) -> str:
-    calls = sum(len(program.calls) for program in part.programs)
-    tokens = sum(program.decode_tokens for program in part.programs)
-    text = (
-        f"{len(part.programs)} programs, {calls} calls, {tokens} tokens; lengths x {part.length_scale:g}\n"
-        f"full batch of {options.max_num_seqs}: {calibration.tokens_per_s:.0f} tokens/s "
-        f"over {calibration.window_s:.1f} s ({calibration.calls} calls)"
-    )
-    if part.kv_tokens is not None:
-        text += f"\nKV memory: {part.kv_tokens} tokens"
-    if bounds:
-        shown = ", ".join(f"{bound:g}" for bound in bounds)
-        text += f"\nlevel bounds (s of service): {shown}; beta {options.beta:g}"
-    return text
-
-
-def _setting(options: DemoOptions, found: Sequence[PartComparison]) -> dict[str, Any]:
-    """Return the options and what was measured of each part as plain JSON values."""
-    given = {name: value for name, value in dataclasses.asdict(options).items() if name != "out"}
-    trace = None if options.trace is None else str(options.trace)
-    return {**given, "trace": trace, "parts": [_part_setting(item) for item in found]}
-
-
 def _part_setting(item: PartComparison) -> dict[str, Any]:
     part, calibration = item.part, item.calibration
     return {
@@ -176,15 +154,12 @@ def _part_setting(item: PartComparison) -> dict[str, Any]:
         "bounds_s": list(item.bounds),
         "capacity_tokens_per_s": calibration.tokens_per_s,
         "service_per_token_s": calibration.service_per_token_s,
-        "loads": [
-            {
-                "name": load.name,
-                "rho": load.rho,
-                "programs": len(load.programs),
-                "calls": sum(len(program.calls) for program in load.programs),
-                "output_tokens": sum(program.decode_tokens for program in load.programs),
-                "programs_per_s": calibration.rate_for(load.rho, load.programs),
-            }
-            for load in part.loads
-        ],
+        "programs": len(part.load.programs),
+        "calls": part.load.calls,
+        "output_tokens": sum(program.decode_tokens for program in part.load.programs),
+        "programs_per_s": calibration.rate_for(part.load.rho, part.load.programs),
     }
+
+
+def _unfollowed(_title: str, _calls: int) -> Callable[[object], None]:
+    return lambda _: None

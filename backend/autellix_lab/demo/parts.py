@@ -1,4 +1,4 @@
-"""The parts of the demo: mixed programs with ample KV memory, then coding sessions with too little of it."""
+"""The parts of the demo: coding sessions with scarce KV memory, and mixed programs with scarce slots."""
 
 from __future__ import annotations
 
@@ -16,55 +16,55 @@ from autellix_lab.workload.trace import ProgramTrace
 from autellix_lab.workload.trace_files import read_programs
 
 MAX_CONTEXT_TOKENS = 2048
-MAX_SCARCE_CONTEXT_TOKENS = 4000
-"""Where KV memory is scarce contexts are longer, so that few sessions lose what they share."""
+MAX_SCARCE_CONTEXT_TOKENS = 7800
+"""Where KV memory is scarce, contexts may be almost as long as the demo model takes."""
 BLOCK_TOKENS = 32
 """KV block size, about as on GPUs: vLLM's 128 on a CPU exceed many of the demo's prompts."""
-LOW_LOAD_SHARE = 0.2
-"""Share of the programs played below saturation: the same work takes longer there."""
-LOW_LOAD_PARTS = 4
-"""Policies take turns at each part: in long turns, changes of the machine's speed would hide the policies."""
-SHORT_WARM_UPS = 3
+MEMORY_WARM_UPS = 2
 """How often the programs of the scarce-memory part warm an engine up, because each generates few tokens."""
 MIN_FITTING = 4
+MIN_KV_BLOCKS = 64
+"""Fewer hold no prompt of some workloads."""
 
-SATURATED, BELOW, SHORT = "saturation", "below saturation", "scarce KV memory"
+MEMORY, SLOTS = "scarce KV memory", "scarce slots"
 GOALS: Mapping[str, Goals] = {
-    SATURATED: {
-        ("token_latency_s", "mean"): 0.7,
-        ("latency_s", "mean"): 1.0,
-        ("latency_s", "p95"): 1.0,
-        ("latency_s", "p99"): 1.0,
-    },
-    # In steps: at this load, changes of the machine's speed are larger than those of the policies.
-    BELOW: {("token_latency_steps", "mean"): 1.03, ("latency_steps", "mean"): 1.03},
-    SHORT: {
+    MEMORY: {
         ("token_latency_s", "mean"): 0.8,
         ("latency_s", "mean"): 0.8,
         ("latency_s", "p95"): 0.85,
         ("latency_s", "p99"): 0.85,
     },
+    SLOTS: {
+        ("token_latency_s", "mean"): 0.7,
+        ("latency_s", "mean"): 1.0,
+        ("latency_s", "p95"): 1.0,
+        ("latency_s", "p99"): 1.0,
+    },
 }
-"""The ratios to the baseline that every round of a load should reach, by metric and statistic."""
+"""The ratios to the baseline that every round of a part should reach, by metric and statistic."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
     """How the programs of the scarce-memory part are made to fit the demo's engine."""
 
     calls: float
+    new_tokens: float
+    """Factor on what each call adds, beside `lengths`: fewer calls that add more keep a context's length."""
     lengths: float
     gaps: float
     rho: float
     """Offered load, over an engine that never recomputes."""
+    kv_blocks: int
 
 
 SCARCE: Mapping[str, Scale] = {
-    # About 8 calls, and 1,700 tokens at the end. Gaps keep about the ratio that they have on GPUs to the time
-    # in which the engine prefills all of its KV memory. All sessions arrive within a few seconds.
-    "coding": Scale(calls=0.12, lengths=0.04, gaps=0.005, rho=10.0),
+    # A fiftieth of recorded sessions on Llama 3.1 70B with four A100, KV memory included: contexts, outputs
+    # and what sessions share keep their ratios. Gaps keep about the ratio that they have there to the time in
+    # which the engine prefills all of its KV memory. All sessions arrive within a few seconds.
+    "coding": Scale(calls=0.25, new_tokens=4.0, lengths=0.02, gaps=0.005, rho=10.0, kv_blocks=293),
     # Gaps keep their ratio to the answers.
-    "tools": Scale(calls=1.0, lengths=0.25, gaps=0.25, rho=1.0),
+    "tools": Scale(calls=1.0, new_tokens=1.0, lengths=0.25, gaps=0.25, rho=1.0, kv_blocks=180),
 }
 """The workloads of the scarce-memory part."""
 
@@ -80,14 +80,14 @@ class DemoOptions:
     programs: int = 39
     kv_workload: str = "coding"
     """Of `SCARCE`: what runs where KV memory is scarce."""
-    kv_programs: int = 32
+    kv_programs: int = 24
     length_scale: float = 0.25
     tree_scale: float = 0.2
     rho: float = 2.0
-    low_rho: float = 0.3
     kv_rho: float | None = None
     """None for that of the workload."""
-    kv_blocks: int = 180
+    kv_blocks: int | None = None
+    """None for those of the workload."""
     rounds: int = 3
     max_num_seqs: int = 8
     beta: float = 16.0
@@ -99,12 +99,13 @@ class DemoOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """Loads that are played on engines of one kind, and how these are warmed up and calibrated."""
+    """A load that is played on engines of one kind, and how these are warmed up and calibrated."""
 
     name: str
-    programs: Sequence[ProgramTrace]
+    kind: str
+    """Of its programs, in words."""
+    load: Load
     length_scale: float
-    loads: Sequence[Load]
     kv_blocks: int | None
     """KV blocks of the engines; None for as many as there is memory for."""
     calibration: Sequence[ProgramTrace]
@@ -118,16 +119,16 @@ class Part:
         return None if self.kv_blocks is None else (self.kv_blocks - 1) * BLOCK_TOKENS
 
 
-def demo_parts(options: DemoOptions) -> tuple[Part, ...]:
-    """Return the parts, in the order in which they are played.
+def demo_parts(options: DemoOptions) -> tuple[Part, Part]:
+    """Return the part with scarce KV memory and the one with scarce slots.
 
     Raises:
         TraceError: if the trace cannot be read or holds no program.
     """
-    return _ample(options), _short(options)
+    return _memory(options), _slots(options)
 
 
-def _ample(options: DemoOptions) -> Part:
+def _slots(options: DemoOptions) -> Part:
     if options.trace is None:
         found = generate_programs(
             options.workload, options.programs, options.seed, tree_scale=options.tree_scale
@@ -138,15 +139,11 @@ def _ample(options: DemoOptions) -> Part:
         fit_program(program, length_scale=options.length_scale, max_context_tokens=MAX_CONTEXT_TOKENS)
         for program in found
     ]
-    low = programs[: max(1, round(len(programs) * LOW_LOAD_SHARE))]
     return Part(
-        name="ample",
-        programs=programs,
+        name="slots",
+        kind=f"{options.workload} programs" if options.trace is None else f"programs of {options.trace.name}",
+        load=Load(name=SLOTS, rho=options.rho, programs=programs),
         length_scale=options.length_scale,
-        loads=(
-            Load(name=SATURATED, rho=options.rho, programs=programs),
-            Load(name=BELOW, rho=options.low_rho, programs=low, parts=LOW_LOAD_PARTS),
-        ),
         kv_blocks=None,
         calibration=programs,
         calibration_slots=options.max_num_seqs,
@@ -155,30 +152,37 @@ def _ample(options: DemoOptions) -> Part:
     )
 
 
-def _short(options: DemoOptions) -> Part:
+def _memory(options: DemoOptions) -> Part:
     kind, scale = options.kv_workload, SCARCE[options.kv_workload]
-    shape = replace(SHAPES[kind], calls=SHAPES[kind].calls.scaled(scale.calls))
+    shape = replace(
+        SHAPES[kind],
+        calls=SHAPES[kind].calls.scaled(scale.calls),
+        prefill_tokens=SHAPES[kind].prefill_tokens.scaled(scale.new_tokens),
+    )
+    kv_blocks = options.kv_blocks or scale.kv_blocks
+    kv_tokens = (kv_blocks - 1) * BLOCK_TOKENS
     programs = [
         fit_program(
             program,
             length_scale=scale.lengths,
-            max_context_tokens=MAX_SCARCE_CONTEXT_TOKENS,
+            # A block less than the memory: prompts have their lengths within the tokenizer's rounding.
+            max_context_tokens=min(MAX_SCARCE_CONTEXT_TOKENS, kv_tokens - BLOCK_TOKENS),
             gap_rule=GapRule(math.inf, scale.gaps),
         )
         for program in generate_shaped(kind, shape, options.kv_programs, options.seed)
     ]
-    fitting = _without_gaps(_fitting(programs, (options.kv_blocks - 1) * BLOCK_TOKENS))
+    fitting = _without_gaps(_fitting(programs, kv_tokens))
     rho = scale.rho if options.kv_rho is None else options.kv_rho
     return Part(
-        name="short",
-        programs=programs,
+        name="memory",
+        kind=f"{kind} sessions" if kind == "coding" else f"{kind} programs",
+        load=Load(name=MEMORY, rho=rho, programs=programs),
         length_scale=scale.lengths,
-        loads=(Load(name=SHORT, rho=rho, programs=programs),),
-        kv_blocks=options.kv_blocks,
+        kv_blocks=kv_blocks,
         calibration=fitting,
         calibration_slots=max(1, len(fitting) // 2),
         calibration_tokens=0,
-        warm_ups=SHORT_WARM_UPS,
+        warm_ups=MEMORY_WARM_UPS,
     )
 
 
