@@ -7,7 +7,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from rich import box
 from rich.console import Console, RenderableType
 from rich.table import Table
 
@@ -21,6 +20,7 @@ FIGURES = (
     ("time per token, mean (ms)", "token_latency_s", "mean", 1000.0),
 )
 """Title, metric, statistic and factor of each row; the share of prompts found in the cache follows."""
+KNOWN = {"fcfs": " (vLLM's own order)", "boost": " (Autellix's default)"}
 MORE = "docs/demo.md"
 REPORT_WIDTH = 150
 """Columns of the report's tables."""
@@ -30,10 +30,12 @@ def last_screen(
     options: DemoOptions, found: Sequence[PartComparison], report: Mapping[str, Any], duration_s: float
 ) -> Iterator[RenderableType]:
     """Yield what the demo ends with: what ran, the figures that matter, a sentence, the files."""
-    for item in found:
-        yield _description(item)
+    policies = " and ".join(map(named, options.policies))
     rounds = "1 round" if options.rounds == 1 else f"{options.rounds} rounds"
-    yield f"On real vLLM, {rounds} in turn, {duration_s / 60:.1f} minutes."
+    yield f"\nThe same agents on real vLLM under {policies}: {rounds}, {duration_s / 60:.1f} minutes."
+    for item in found:
+        yield f"- {_description(item)}"
+    yield ""
     loads = [item.load for item in found]
     if report["lost_calls"]:
         yield lost_verdict(report["lost_calls"], report["errors"])
@@ -41,9 +43,9 @@ def last_screen(
         yield summary_table(loads)
         for policy in loads[0].policies[1:]:
             name = f"{policy}: " if len(options.policies) > 2 else ""
-            yield name + verdict(mean_ratios(loads, policy))
-        yield f"Picture: {options.out / 'comparison.png'}"
-    yield f"Report:  {options.out / 'report.txt'}; every program of every run: comparison.json beside it"
+            yield f"\n{name}{verdict(mean_ratios(loads, policy))}"
+        yield f"\nPicture: {options.out / 'comparison.png'}"
+    yield f"Report:  {options.out / 'report.txt'}, with every program in comparison.json"
 
 
 def write_details(path: Path, found: Sequence[PartComparison], report: Mapping[str, Any]) -> None:
@@ -60,10 +62,15 @@ def write_details(path: Path, found: Sequence[PartComparison], report: Mapping[s
         console.print(*report["targets"], sep="\n")
 
 
+def named(policy: str) -> str:
+    """Return a policy's name with what it is, for newcomers."""
+    return policy + KNOWN.get(policy, "")
+
+
 def summary_table(loads: Sequence[LoadComparison]) -> Table:
     """Return the figures of each load by policy, with the ratios to the baseline by round."""
     base, *others = loads[0].policies
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=None, pad_edge=False)
     table.add_column("")
     for policy in (base, *others):
         table.add_column(policy, justify="right")
@@ -81,7 +88,7 @@ def summary_table(loads: Sequence[LoadComparison]) -> Table:
                 cells += [f"{median(ratios):.2f}", " ".join(f"{ratio:.2f}" for ratio in ratios)]
             table.add_row(f"  {title}", *cells)
         shares = [f"{load.cached_share(policy):.0%}" for policy in load.policies]
-        table.add_row("  prompt tokens found in the cache", *shares, end_section=True)
+        table.add_row("  prompts found in the cache", *shares)
     return table
 
 
@@ -97,7 +104,8 @@ def verdict(ratios: Mapping[str, Sequence[float]]) -> str:
 
     Each figure is a median over rounds. Rounds that were slower are named.
     """
-    found = "; ".join(f"with {name} {_finished(median(rounds))}" for name, rounds in ratios.items())
+    found = "; ".join(f"with {name}, they {_finished(median(rounds))}" for name, rounds in ratios.items())
+    found = found.replace("with", "With", 1).replace("they", "agents", 1)
     count = sum(len(rounds) for rounds in ratios.values())
     slower = [
         f"{name}, round {number}: {ratio:.2f}"
@@ -112,7 +120,7 @@ def verdict(ratios: Mapping[str, Sequence[float]]) -> str:
         tail = (
             f"{len(slower)} of {count} rounds {verb} slower ({'; '.join(slower)}): noise or loss, see {MORE}."
         )
-    return f"{found[:1].upper()}{found[1:]}. {tail}"
+    return f"{found}. {tail}"
 
 
 def lost_verdict(lost: int, errors: Sequence[str]) -> str:
@@ -122,17 +130,16 @@ def lost_verdict(lost: int, errors: Sequence[str]) -> str:
 
 
 def _finished(ratio: float) -> str:
-    """Return how long agents took, as a share of the baseline's time."""
+    """Return a predicate for a latency over the baseline's."""
     rounded = round(ratio, 2)
     if rounded < 1:
-        return f"agents finished in {rounded:.2f} of the time"
+        return f"finished in {rounded:.2f} of the time"
     if rounded == 1:
-        return "agents took as long"
-    return f"agents took {rounded:.2f} times as long"
+        return "took as long"
+    return f"took {rounded:.2f} times as long"
 
 
 def _description(item: PartComparison) -> str:
     part = item.part
     memory = "" if part.kv_tokens is None else f", KV memory for {part.kv_tokens:,} tokens"
-    name, count = part.load.name.capitalize(), len(part.load.programs)
-    return f"{name}: {count} {part.kind} of {part.load.calls} calls{memory}"
+    return f"{part.load.name}: {len(part.load.programs)} {part.kind} of {part.load.calls} calls{memory}"

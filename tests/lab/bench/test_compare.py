@@ -44,45 +44,27 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> list[ReplayJob]:
     return played
 
 
-@pytest.mark.parametrize(
-    ("parts", "sizes"), [(1, [5]), (2, [3, 2]), (4, [2, 2, 1]), (5, [1] * 5), (9, [1] * 5)], ids=str
-)
-def test_a_load_is_split_into_parts(parts: int, sizes: list[int]) -> None:
-    found = Load(name="low", rho=0.3, programs=PROGRAMS, parts=parts).split()
-    assert [len(part) for part in found] == sizes
-    assert [program for part in found for program in part] == PROGRAMS
-
-
-def test_policies_take_turns_at_each_part(jobs: list[ReplayJob]) -> None:
-    load = Load(name="low", rho=0.5, programs=PROGRAMS, parts=2)
+def test_policies_take_turns_in_each_round(jobs: list[ReplayJob]) -> None:
+    load = Load(name="low", rho=0.5, programs=PROGRAMS)
     rounds: list[str] = []
-    titles: list[str] = []
+    titles: list[tuple[str, int]] = []
 
-    def follow(title: str, _calls: int) -> Callable[[CallResult], None]:
-        titles.append(title)
+    def follow(title: str, calls: int) -> Callable[[CallResult], None]:
+        titles.append((title, calls))
         return lambda _: None
 
     def speed(name: str) -> Calibration:
         rounds.append(name)
         return SPEED
 
-    (found,) = compare(TARGETS, [load], speed, rounds=2, seed=3, follow=follow)
+    found = compare(TARGETS, load, speed, rounds=2, seed=3, follow=follow)
     assert rounds == ["round 1", "round 2"]
-    assert titles[:4] == [
-        f"round 1, low, part {part} of 2, {policy}" for part in (1, 2) for policy in ("fcfs", "plas")
-    ]
-    assert [job.base_url for job in jobs] == ["http://fcfs", "http://plas"] * 4
-    assert [len(job.programs) for job in jobs] == [3, 3, 2, 2] * 2
-    for first, second in zip(jobs[::2], jobs[1::2], strict=True):
-        assert (first.arrivals_s, first.salt) == (second.arrivals_s, second.salt)
-    assert jobs[0].salt != jobs[4].salt
-    # The parts stand on one time line, and each program's latency is its own.
+    assert titles[:2] == [(f"low, round 1 of 2, {policy}", load.calls) for policy in ("fcfs", "plas")]
+    assert [job.base_url for job in jobs] == ["http://fcfs", "http://plas"] * 2
+    assert len({job.arrivals_s for job in jobs}) == 1
+    assert [job.salt for job in jobs] == ["3:low:1", "3:low:1", "3:low:2", "3:low:2"]
     for run in found.runs:
-        assert len(run.outcomes) == 5
         assert [outcome.latency_s for outcome in run.outcomes] == pytest.approx([2.0] * 5)
-        assert run.summary.duration_s == pytest.approx(
-            jobs[0].arrivals_s[-1] + 2 + jobs[2].arrivals_s[-1] + 2
-        )
 
 
 def test_each_calibration_has_words_of_its_own(jobs: list[ReplayJob]) -> None:

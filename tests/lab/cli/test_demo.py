@@ -33,7 +33,7 @@ def test_the_defaults_compare_fcfs_and_boost() -> None:
         ["--rounds", "0"],
         ["--rounds", "1.5"],
         ["--workload", "poem"],
-        ["--kv-blocks", "126"],
+        ["--kv-blocks", "63"],
     ],
 )
 def test_a_bad_argument_ends_with_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:

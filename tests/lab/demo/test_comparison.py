@@ -93,20 +93,20 @@ def play(options: DemoOptions) -> list[module.PartComparison]:
 
 
 def test_each_part_has_engines_of_its_own(options: DemoOptions) -> None:
-    """Two are alive at once; those of the second part have few KV blocks."""
+    """Two are alive at once; those of the first part have few KV blocks."""
     play(options)
 
-    assert list(FakeBackend.settings) == ["ample-fcfs", "ample-boost", "short-fcfs", "short-boost"]
+    assert list(FakeBackend.settings) == ["memory-fcfs", "memory-boost", "slots-fcfs", "slots-boost"]
     assert (FakeBackend.alive, FakeBackend.most_alive) == (0, 2)
     for name, settings in FakeBackend.settings.items():
         arguments = " ".join(settings["engine"]["extra_args"])
-        assert ("--num-gpu-blocks-override 180" in arguments) == name.startswith("short")
+        assert ("--num-gpu-blocks-override 293" in arguments) == name.startswith("memory")
 
 
 def test_boost_comes_with_admission_and_no_levels(options: DemoOptions) -> None:
     found = play(options)
 
-    schedulers = [FakeBackend.settings[f"ample-{name}"]["scheduler"] for name in ("fcfs", "boost")]
+    schedulers = [FakeBackend.settings[f"slots-{name}"]["scheduler"] for name in ("fcfs", "boost")]
     assert schedulers == [
         {"policy": "fcfs", "admission": "none"},
         {"policy": "boost", "admission": "working_set"},
@@ -117,24 +117,20 @@ def test_boost_comes_with_admission_and_no_levels(options: DemoOptions) -> None:
 def test_policies_with_levels_get_bounds_and_beta(options: DemoOptions) -> None:
     found = play(dataclasses.replace(options, policies=("fcfs", "plas")))
 
-    plas = FakeBackend.settings["ample-plas"]["scheduler"]
-    assert plas == {"policy": "plas", "admission": "none", "beta": 16.0, "bounds": list(found[0].bounds)}
+    plas = FakeBackend.settings["slots-plas"]["scheduler"]
+    assert plas == {"policy": "plas", "admission": "none", "beta": 16.0, "bounds": list(found[1].bounds)}
     assert plas["bounds"]
-    assert "bounds" not in FakeBackend.settings["ample-fcfs"]["scheduler"]
+    assert "bounds" not in FakeBackend.settings["slots-fcfs"]["scheduler"]
 
 
-def test_the_report_has_every_load_of_both_parts(options: DemoOptions) -> None:
+def test_the_report_has_both_parts(options: DemoOptions) -> None:
     report = comparison_report(options, play(options))
 
-    assert [part["name"] for part in report["setting"]["parts"]] == ["ample", "short"]
-    assert [load["name"] for load in report["loads"]] == [
-        "saturation",
-        "below saturation",
-        "scarce KV memory",
-    ]
+    assert [part["name"] for part in report["setting"]["parts"]] == ["memory", "slots"]
+    assert [load["name"] for load in report["loads"]] == ["scarce KV memory", "scarce slots"]
 
 
-def test_losses_come_before_goals(options: DemoOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_report_has_losses_and_targets(options: DemoOptions, monkeypatch: pytest.MonkeyPatch) -> None:
     def slower_boost(job: ReplayJob, watch: Callable[[CallResult], None]) -> list[CallResult]:
         found = replay(job, watch)
         if not job.base_url.endswith("boost"):
@@ -142,15 +138,38 @@ def test_losses_come_before_goals(options: DemoOptions, monkeypatch: pytest.Monk
         return [dataclasses.replace(item, finish_s=item.finish_s + 1.0) for item in found]
 
     monkeypatch.setattr("autellix_lab.bench.compare.replay", slower_boost)
-    lines = comparison_report(options, play(options))["verdicts"]
+    report = comparison_report(options, play(options))
 
-    losing = ["is worse than fcfs" in line for line in lines]
-    assert losing[0]
-    assert losing == sorted(losing, reverse=True)
-    assert any("GOAL MISSED" in line for line in lines)
+    assert any(line.startswith("scarce slots: boost is slower than fcfs") for line in report["losses"])
+    assert any(line.endswith("in every round: 0 of 1") for line in report["targets"])
 
 
-def test_lost_calls_leave_no_verdict(options: DemoOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_names_each_part_and_its_pages(options: DemoOptions) -> None:
+    lines: list[str] = []
+    titles: list[str] = []
+
+    def follow(title: str, _calls: int) -> Callable[[CallResult], None]:
+        titles.append(title)
+        return lambda _: None
+
+    run_parts(options, demo_parts(options), follow, lines.append)
+
+    assert lines[:2] == [
+        "scarce KV memory: starting an engine for each policy",
+        (
+            "scarce KV memory: coding sessions; watch at http://memory-fcfs/autellix/ (fcfs), "
+            "http://memory-boost/autellix/ (boost)"
+        ),
+    ]
+    assert len(lines) == 4
+    assert titles == [
+        f"{part}, round 1 of 1, {policy}"
+        for part in ("scarce KV memory", "scarce slots")
+        for policy in ("fcfs", "boost")
+    ]
+
+
+def test_lost_calls_leave_no_losses(options: DemoOptions, monkeypatch: pytest.MonkeyPatch) -> None:
     def losing(job: ReplayJob, watch: Callable[[CallResult], None]) -> list[CallResult]:
         found = replay(job, watch)
         if job.salt.startswith("calibration"):
@@ -160,5 +179,5 @@ def test_lost_calls_leave_no_verdict(options: DemoOptions, monkeypatch: pytest.M
     monkeypatch.setattr("autellix_lab.bench.compare.replay", losing)
     report = comparison_report(options, play(options))
 
-    assert (report["verdicts"], report["errors"]) == ([], ["gone"])
+    assert (report["losses"], report["targets"], report["errors"]) == ([], [], ["gone"])
     assert report["lost_calls"] > 0

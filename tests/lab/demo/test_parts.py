@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
@@ -16,16 +17,21 @@ from autellix_lab.demo.parts import (
     GOALS,
     MAX_SCARCE_CONTEXT_TOKENS,
     MIN_FITTING,
+    MIN_KV_BLOCKS,
     SCARCE,
     DemoOptions,
     Part,
     demo_parts,
 )
 from autellix_lab.sim.model import EngineModel
+from autellix_lab.sim.presets import PRESETS
 from autellix_lab.sim.simulation import SimSettings, simulate
 from autellix_lab.workload.arrivals import poisson_arrivals
+from autellix_lab.workload.fit import fit_program
+from autellix_lab.workload.generate import SHAPES, generate_programs, generate_shaped
 from autellix_lab.workload.prefixes import system_prefix
 from autellix_lab.workload.trace import ProgramTrace, TraceError
+from autellix_lab.workload.trace_files import write_traces
 
 
 @pytest.fixture(scope="module")
@@ -37,21 +43,20 @@ def options() -> DemoOptions:
     return demo.options_of(args)
 
 
-def test_the_first_part_has_ample_memory_and_two_loads(options: DemoOptions) -> None:
-    ample, _ = demo_parts(options)
-    saturated, below = ample.loads
-    assert ample.kv_tokens is None
-    assert (len(saturated.programs), len(below.programs)) == (39, 8)
-    assert saturated.rho > 1 > below.rho
-    assert {program.source for program in ample.programs} == {
+def test_mixed_programs_have_scarce_slots(options: DemoOptions) -> None:
+    _, slots = demo_parts(options)
+    assert slots.kv_tokens is None
+    assert len(slots.load.programs) == 39
+    assert slots.load.rho > 1
+    assert {program.source for program in slots.load.programs} == {
         f"generated_{kind}" for kind in ("chat", "react", "tree")
     }
 
 
 @pytest.fixture(scope="module", params=SCARCE)
-def short(request: pytest.FixtureRequest, options: DemoOptions) -> Part:
-    """Return the second part with each of its workloads."""
-    return demo_parts(dataclasses.replace(options, kv_workload=request.param))[1]
+def memory(request: pytest.FixtureRequest, options: DemoOptions) -> Part:
+    """Return the part with scarce KV memory with each of its workloads."""
+    return demo_parts(dataclasses.replace(options, kv_workload=request.param))[0]
 
 
 def own_tokens(programs: Sequence[ProgramTrace]) -> dict[str, int]:
@@ -70,22 +75,43 @@ def prefix_tokens(programs: Sequence[ProgramTrace]) -> int:
     return sum({prefix.key: prefix.length for prefix in prefixes}.values())
 
 
-def test_the_second_part_is_short_of_memory(short: Part, options: DemoOptions) -> None:
-    """Its contexts are more than twice the memory; each of them fits, with its prefix and its gaps."""
-    assert short.kv_tokens == (options.kv_blocks - 1) * BLOCK_TOKENS
-    assert prefix_tokens(short.programs) + sum(own_tokens(short.programs).values()) > 2 * short.kv_tokens
-    for program in short.programs:
+def test_contexts_are_more_than_twice_the_memory_and_each_of_them_fits(memory: Part) -> None:
+    programs, kv_tokens = memory.load.programs, memory.kv_tokens or 0
+    assert kv_tokens == (SCARCE[memory.kind.split()[0]].kv_blocks - 1) * BLOCK_TOKENS
+    assert prefix_tokens(programs) + sum(own_tokens(programs).values()) > 2 * kv_tokens
+    for program in programs:
         assert max(call.context_tokens for call in program.calls) <= MAX_SCARCE_CONTEXT_TOKENS
-    repeated = sum(call.shared_prefix_tokens for program in short.programs for call in program.calls)
-    prompts = sum(call.prefill_tokens for program in short.programs for call in program.calls)
+    repeated = sum(call.shared_prefix_tokens for program in programs for call in program.calls)
+    prompts = sum(call.prefill_tokens for program in programs for call in program.calls)
     assert repeated / prompts > 0.85
-    assert sum(call.gap_before_s or 0.0 for program in short.programs for call in program.calls) > 0
+    assert sum(call.gap_before_s or 0.0 for program in programs for call in program.calls) > 0
 
 
-def test_by_default_coding_sessions_hold_three_to_six_times_the_memory_at_once(options: DemoOptions) -> None:
+def test_coding_sessions_keep_the_ratios_of_recorded_ones(options: DemoOptions) -> None:
+    """A fiftieth of Llama 3.1 70B on four A100: contexts, memory, outputs and what the sessions share."""
+    memory = demo_parts(options)[0]
+    full = [
+        fit_program(program, length_scale=1.0, max_context_tokens=200_000)
+        for program in generate_shaped("coding", SHAPES["coding"], 100, options.seed)
+    ]
+    gpu = PRESETS["llama3.1-70b-4xa100"]
+    gpu_tokens = gpu.block_tokens * (gpu.kv_blocks or 0)
+
+    def ratios(programs: Sequence[ProgramTrace], kv_tokens: int) -> tuple[float, ...]:
+        calls = [call for program in programs for call in program.calls]
+        prompt = fmean(call.prefill_tokens for call in calls)
+        shared = programs[0].system_prefix_tokens or 0
+        return prompt / fmean(call.decode_tokens for call in calls), kv_tokens / prompt, shared / prompt
+
+    found = ratios(memory.load.programs, memory.kv_tokens or 0)
+    assert found == pytest.approx(ratios(full, gpu_tokens), rel=0.2)
+    assert memory.kv_tokens == pytest.approx(gpu_tokens / 50, rel=0.01)
+
+
+def test_coding_sessions_hold_three_to_six_times_the_memory_at_once(options: DemoOptions) -> None:
     """Simulated under fcfs, at about the rate that the demo measures."""
-    short = demo_parts(options)[1]
-    kv_tokens = short.kv_tokens or 0
+    memory = demo_parts(options)[0]
+    programs, kv_tokens = memory.load.programs, memory.kv_tokens or 0
     model = EngineModel(
         max_num_seqs=options.max_num_seqs,
         step_s=0.004,
@@ -94,30 +120,45 @@ def test_by_default_coding_sessions_hold_three_to_six_times_the_memory_at_once(o
         block_tokens=BLOCK_TOKENS,
         kv_blocks=kv_tokens // BLOCK_TOKENS,
     )
-    arrivals_s = poisson_arrivals(len(short.programs), 15.0, options.seed)
-    arrivals = zip(arrivals_s, short.programs, strict=True)
+    arrivals_s = poisson_arrivals(len(programs), 15.0, options.seed)
+    arrivals = zip(arrivals_s, programs, strict=True)
     records = simulate(arrivals, SimSettings(model=model, scheduler=SchedulerConfig(policy="fcfs"))).programs
-    own = own_tokens(short.programs)
+    own = own_tokens(programs)
     alive = [
         sum(own[other.program_id] for other in records if other.arrival_s <= at < other.finish_s)
         for at in arrivals_s
     ]
 
-    assert {program.source for program in short.programs} == {"generated_coding"}
-    assert 3 <= (prefix_tokens(short.programs) + max(alive)) / kv_tokens <= 6
+    assert {program.source for program in programs} == {"generated_coding"}
+    assert 3 <= (prefix_tokens(programs) + max(alive)) / kv_tokens <= 6
 
 
-def test_calibration_programs_fit_into_short_memory_and_have_no_gaps(short: Part) -> None:
-    own = own_tokens(short.calibration)
-
-    assert len(short.calibration) == pytest.approx(2 * short.calibration_slots, abs=1)
-    assert len(short.calibration) >= MIN_FITTING
-    assert prefix_tokens(short.calibration) + sum(own.values()) <= (short.kv_tokens or 0)
-    assert not any(call.gap_before_s for program in short.calibration for call in program.calls)
+def test_few_blocks_shorten_the_contexts(options: DemoOptions) -> None:
+    """vLLM refuses a context that is longer than its memory."""
+    memory = demo_parts(dataclasses.replace(options, kv_blocks=MIN_KV_BLOCKS))[0]
+    longest = max(call.context_tokens for program in memory.load.programs for call in program.calls)
+    assert longest < (memory.kv_tokens or 0)
 
 
-def test_every_load_has_goals(options: DemoOptions) -> None:
-    assert {load.name for part in demo_parts(options) for load in part.loads} == set(GOALS)
+def test_calibration_programs_fit_into_memory_and_have_no_gaps(memory: Part) -> None:
+    own = own_tokens(memory.calibration)
+
+    assert len(memory.calibration) == pytest.approx(2 * memory.calibration_slots, abs=1)
+    assert len(memory.calibration) >= MIN_FITTING
+    assert prefix_tokens(memory.calibration) + sum(own.values()) <= (memory.kv_tokens or 0)
+    assert not any(call.gap_before_s for program in memory.calibration for call in program.calls)
+
+
+def test_every_part_has_goals(options: DemoOptions) -> None:
+    assert {part.load.name for part in demo_parts(options)} == set(GOALS)
+
+
+def test_programs_of_a_trace_have_scarce_slots(options: DemoOptions, tmp_path: Path) -> None:
+    trace = tmp_path / "own.jsonl"
+    write_traces(trace, generate_programs("chat", 3, seed=1))
+    slots = demo_parts(dataclasses.replace(options, trace=trace))[1]
+    assert slots.kind == "programs of own.jsonl"
+    assert len(slots.load.programs) == 3
 
 
 def test_an_empty_trace_is_refused(options: DemoOptions, tmp_path: Path) -> None:

@@ -9,8 +9,9 @@ import pytest
 from autellix_lab.bench.metrics import outcomes, summarise
 from autellix_lab.bench.report import LoadComparison, Run
 from autellix_lab.bench.results import CallResult
-from autellix_lab.demo.picture import picture_title, write_picture
+from autellix_lab.demo.picture import draw_picture, panel_title, write_picture
 from autellix_lab.workload.generate import generate_programs
+from autellix_lab.workload.statistics import statistics_of
 
 PROGRAMS = generate_programs("chat", 4, seed=1)
 
@@ -39,23 +40,35 @@ def run(policy: str, response_s: float) -> Run:
     )
 
 
-def load(factor: float) -> LoadComparison:
+def load(name: str, factor: float) -> LoadComparison:
     runs = [run("fcfs", 1.0), run("boost", factor)]
-    return LoadComparison(name="saturation", rho=2.0, policies=("fcfs", "boost"), runs=runs)
+    return LoadComparison(name=name, rho=2.0, policies=("fcfs", "boost"), runs=runs)
+
+
+def both(memory: float, slots: float) -> list[LoadComparison]:
+    return [load("scarce KV memory", memory), load("scarce slots", slots)]
 
 
 def test_the_picture_is_a_png(tmp_path: Path) -> None:
-    write_picture(tmp_path / "p.png", [("slots short", load(0.5)), ("KV memory scarce", load(0.9))])
+    write_picture(tmp_path / "p.png", both(0.5, 0.9))
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize(
-    ("factors", "expected"),
-    [
-        ((0.5, 0.9), "Programs finish sooner under boost than under fcfs"),
-        ((1.0, 1.2), "Programs finish no sooner under boost than under fcfs"),
-        ((0.5, 1.2), "When programs finish under boost and fcfs: sooner in one case, later in the other"),
-    ],
-)
-def test_the_title_follows_the_figures(factors: tuple[float, ...], expected: str) -> None:
-    assert picture_title([load(factor) for factor in factors]) == expected
+def test_bars_show_the_figures_and_the_ratios() -> None:
+    """Both axes of time begin at 0, and each text lies within its panel."""
+    figure = draw_picture(both(0.5, 1.2))
+    for axis, factor in zip(figure.axes, (0.5, 1.2), strict=True):
+        expected = statistics_of([outcome.latency_s for outcome in run("fcfs", 1.0).outcomes])
+        mean, p95 = expected["mean"], expected["p95"]
+        widths = [bar.get_width() for bar in axis.patches]
+        assert widths == pytest.approx([mean, factor * mean, p95, factor * p95])
+        assert sum(f", {factor:.2f}x" in text.get_text() for text in axis.texts) == 2
+        assert axis.get_xlim()[0] == 0
+        assert axis.get_xlim()[1] > max(widths)
+
+
+def test_titles_follow_the_figures() -> None:
+    assert [panel_title(item) for item in both(0.5, 1.2)] == [
+        "With scarce KV memory, agents took 0.50x as long",
+        "With scarce slots, agents took 1.20x as long",
+    ]
