@@ -41,25 +41,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     def add(name: str, kind: Callable[[str], Any], text: str, **more: Any) -> None:
         declare(name, text, kind, getattr(usual, name.strip("-").replace("-", "_")), **more)
 
-    add("--workload", str, "kind of the first part's programs", choices=WORKLOADS)
-    add("--trace", Path, "play the programs of a .jsonl or .jsonl.gz trace in the first part", metavar="FILE")
-    add("--programs", count, "programs per run at saturation", metavar="N")
+    add("--workload", str, "kind of the programs where slots are scarce", choices=WORKLOADS)
+    add(
+        "--trace",
+        Path,
+        "play the programs of a .jsonl or .jsonl.gz trace where slots are scarce",
+        metavar="FILE",
+    )
+    add("--programs", count, "programs per run where slots are scarce", metavar="N")
     add("--kv-workload", str, "kind of the programs where KV memory is scarce", choices=SCARCE)
     add("--kv-programs", count, "programs per run where KV memory is scarce", metavar="N")
-    add("--length-scale", above_zero, "factor on all lengths of the first part", metavar="X")
-    add("--rho", above_zero, "offered load at saturation")
+    add("--length-scale", above_zero, "factor on all lengths where slots are scarce", metavar="X")
+    add("--rho", above_zero, "offered load where slots are scarce")
     blocks = f"blocks of {BLOCK_TOKENS} tokens where KV memory is scarce (default: the workload's)"
     parser.add_argument("--kv-blocks", type=_kv_blocks, help=blocks, metavar="N")
-    add("--rounds", count, "times each policy has its turn", metavar="N")
+    add("--rounds", count, "rounds, in which each policy runs once", metavar="N")
     add(
         "--policies",
         partial(names_of, LIVE_POLICY_NAMES, least=2),
         "first is the baseline; boost comes with working-set admission",
     )
     add("--max-num-seqs", count, "the engine's batch size", metavar="N")
-    add("--seed", int, "of programs and arrivals")
+    add("--seed", int, "seed of programs and arrivals")
     add("--model", str, "model to serve; demo is generated")
-    add("--out", Path, "results", metavar="DIR")
+    add("--out", Path, "folder for the results", metavar="DIR")
     quick = "one short round of both parts, as a check and not a measurement"
     parser.add_argument("--quick", action="store_true", help=quick)
     add_json(parser)
