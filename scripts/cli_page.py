@@ -15,6 +15,8 @@ from autellix_backend.cli.main import all_commands, make_parser
 from autellix_backend.cli.options import PREFIX
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "cli.md"
+LABORATORY = "autellix_lab"
+NOT_SHOWN = (argparse._HelpAction, argparse._SubParsersAction)
 HEAD = """# The command line
 
 <!-- Written by scripts/cli_page.py. -->
@@ -22,7 +24,8 @@ HEAD = """# The command line
 `autellix --help` lists the commands, and `--help` after one of them shows the same text as this page.
 Commands that ask a running gateway find it by `AUTELLIX_BASE_URL` and `AUTELLIX_API_KEY`, or `--url` and
 `--api-key`.
-An option that several commands share is described under the first one.
+An option that several commands share is described under the first one. Options of the commands of the
+laboratory (extra `lab`) are only named here.
 
 | exit code | meaning |
 |---|---|
@@ -46,25 +49,33 @@ def page() -> str:
     for name, command in commands.items():
         summary = f"{command.summary[0].upper()}{command.summary[1:]}."
         parts.append(f"## `autellix {name}`\n\n{summary}\n\n```sh\n{command.example}\n```\n")
-        parts += _arguments(parsers[name], f"autellix {name}", places)
-        parts += _actions(parsers[name], f"autellix {name}", places)
+        is_short = command.module.startswith(LABORATORY)
+        parts += _names(parsers[name]) if is_short else _arguments(parsers[name], f"autellix {name}", places)
+        for action, (about, child) in _actions(parsers[name]).items():
+            whole = f"autellix {name} {action}"
+            parts.append(f"### `{whole}`\n\n{about[:1].upper()}{about[1:]}.\n")
+            parts += _names(child) if is_short else _arguments(child, whole, places)
     return "\n".join(parts)
 
 
-def _actions(parser: argparse.ArgumentParser, name: str, places: dict[str, str]) -> list[str]:
-    """Return the parts about a command's own subcommands."""
-    parts = []
+def _actions(parser: argparse.ArgumentParser) -> dict[str, tuple[str, argparse.ArgumentParser]]:
+    """Return what a command's own subcommands are about, and their parsers."""
     about = {
         choice.dest: choice.help or ""
         for action in parser._actions
         if isinstance(action, argparse._SubParsersAction)
         for choice in action._choices_actions
     }
-    for action, child in _below(parser).items():
-        text = about.get(action, "")
-        parts.append(f"### `{name} {action}`\n\n{text[:1].upper()}{text[1:]}.\n")
-        parts += _arguments(child, f"{name} {action}", places)
-    return parts
+    return {action: (about.get(action, ""), child) for action, child in _below(parser).items()}
+
+
+def _names(parser: argparse.ArgumentParser) -> list[str]:
+    """Return the names of a parser's arguments, which its `--help` describes."""
+    shown = [action for action in parser._actions if not isinstance(action, NOT_SHOWN)]
+    names = [
+        f"`{action.option_strings[-1]}`" if action.option_strings else _shown(action) for action in shown
+    ]
+    return [f"Arguments: {', '.join(names)}.\n".replace("\\|", "|")] if names else []
 
 
 def _arguments(parser: argparse.ArgumentParser, command: str, places: dict[str, str]) -> list[str]:
@@ -79,7 +90,7 @@ def _arguments(parser: argparse.ArgumentParser, command: str, places: dict[str, 
     known: dict[str, list[str]] = {}
     settings: list[str] = []
     for action in parser._actions:
-        if isinstance(action, argparse._HelpAction | argparse._SubParsersAction):
+        if isinstance(action, NOT_SHOWN):
             continue
         if action.dest.startswith(PREFIX):
             settings.append(f"`{action.option_strings[-1]}`")
@@ -94,7 +105,10 @@ def _arguments(parser: argparse.ArgumentParser, command: str, places: dict[str, 
     table = ["\n".join(["| argument | meaning |", "|---|---|", *rows, ""])] if rows else []
     lines = [f"As in {_link(place)}: {', '.join(names)}.\n" for place, names in known.items()]
     if settings:
-        lines.append(f"Options that are [settings](settings.md): {', '.join(settings)}.\n")
+        names = ", ".join(settings)
+        place = places.setdefault(names, command)
+        names = names if place == command else f"those of {_link(place)}"
+        lines.append(f"Options that are [settings](settings.md): {names}.\n")
     return table + lines
 
 
