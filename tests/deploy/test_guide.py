@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.deploy.chart import CHART, DEPLOY, NAMESPACE, RELEASE, Manifest, render
+from tests.deploy.chart import CHART, DEPLOY, NAMESPACE, RELEASE, Manifest, container, render
 from tests.docs.pages import ROOT, Page
 
 from autellix_backend.engines.vllm_command import SCHEDULER_CLASS
@@ -71,6 +71,16 @@ def test_helm_commands_name_the_chart_and_its_values() -> None:
         assert words[1] == "rollback" or words[3] == str(CHART.relative_to(ROOT))
         assert lacks(values_in(words), known) == []
     assert rendered()
+
+
+def test_the_values_for_gpus_are_the_charts() -> None:
+    """They give each engine as many GPUs as its tensor parallel size."""
+    path = ROOT / "docs" / "guides" / "gpu.md"
+    [values] = map(yaml.safe_load, Page(path, path.read_text(encoding="utf-8")).fenced("yaml"))
+    assert lacks(values, yaml.safe_load((CHART / "values.yaml").read_text())) == []
+    engine = container(render(values), "engine")
+    gpus = engine["args"][engine["args"].index("--tensor-parallel-size") + 1]
+    assert str(engine["resources"]["limits"]["nvidia.com/gpu"]) == gpus
 
 
 def test_kubectl_commands_name_objects_of_the_chart() -> None:
