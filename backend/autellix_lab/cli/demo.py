@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(str(error)) from error
     start_s = time.monotonic()
     runs = len(parts) * options.rounds * len(options.policies)
-    with _sigterm_interrupts(), _progress(console, runs) as (follow, report_progress):
+    with _sigterm_interrupts(), follow_runs(console, runs) as (follow, report_progress):
         found = run_parts(options, parts, follow, report_progress)
     report = comparison_report(options, found)
     write_json(options.out / "comparison.json", report)
@@ -117,7 +117,7 @@ def options_of(args: argparse.Namespace) -> DemoOptions:
 
 
 @contextlib.contextmanager
-def _progress(console: Console, runs: int) -> Iterator[tuple[Follow, Callable[[str], None]]]:
+def follow_runs(console: Console, runs: int) -> Iterator[tuple[Follow, Callable[[str], None]]]:
     """Show one line that moves, on a terminal; the lines of `report_progress` stay above it."""
     columns = (TextColumn("{task.description}"), BarColumn(20), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:

@@ -68,8 +68,8 @@ def _run_part(
             policy: Target(base_url=backend.base_url, model=backend.model())
             for policy, backend in backends.items()
         }
-        pages = ", ".join(f"{target.base_url}/autellix/ ({policy})" for policy, target in found.items())
-        report_progress(f"{part.load.name}: {part.kind}; watch at {pages}")
+        watched = list(found)[-1]
+        report_progress(f"{part.load.name}: watch {watched} at {found[watched].base_url}/autellix/")
         # A CPU engine decodes its first thousands of tokens at half speed.
         for target in found.values():
             for number in range(part.warm_ups):

@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.console import Console, RenderableType
 from rich.table import Table
+from rich.text import Text
 
 from autellix_lab.bench.report import LoadComparison, comparison_table, format_number
 from autellix_lab.demo.comparison import PartComparison
@@ -44,8 +45,9 @@ def last_screen(
         for policy in loads[0].policies[1:]:
             name = f"{policy}: " if len(options.policies) > 2 else ""
             yield f"\n{name}{verdict(mean_ratios(loads, policy))}"
-        yield f"\nPicture: {options.out / 'comparison.png'}"
-    yield f"Report:  {options.out / 'report.txt'}, with every program in comparison.json"
+        yield ""
+        yield _path("Picture:", options.out / "comparison.png")
+    yield _path("Report: ", options.out / "report.txt")
 
 
 def write_details(path: Path, found: Sequence[PartComparison], report: Mapping[str, Any]) -> None:
@@ -137,6 +139,11 @@ def _finished(ratio: float) -> str:
     if rounded == 1:
         return "took as long"
     return f"took {rounded:.2f} times as long"
+
+
+def _path(title: str, path: Path) -> Text:
+    """Return a line that no terminal breaks, so that the path can be copied."""
+    return Text(f"{title} {path}", no_wrap=True, overflow="ignore")
 
 
 def _description(item: PartComparison) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -11,6 +12,7 @@ from typing import Any, Self
 
 import pytest
 
+from autellix_backend.cli.main import main
 from autellix_lab.bench.replay import ReplayJob
 from autellix_lab.bench.results import CallResult
 from autellix_lab.cli import demo
@@ -144,7 +146,7 @@ def test_the_report_has_losses_and_targets(options: DemoOptions, monkeypatch: py
     assert any(line.endswith("in every round: 0 of 1") for line in report["targets"])
 
 
-def test_progress_names_each_part_and_its_pages(options: DemoOptions) -> None:
+def test_progress_names_each_part_and_a_page(options: DemoOptions) -> None:
     lines: list[str] = []
     titles: list[str] = []
 
@@ -156,10 +158,7 @@ def test_progress_names_each_part_and_its_pages(options: DemoOptions) -> None:
 
     assert lines[:2] == [
         "scarce KV memory: starting an engine for each policy",
-        (
-            "scarce KV memory: coding sessions; watch at http://memory-fcfs/autellix/ (fcfs), "
-            "http://memory-boost/autellix/ (boost)"
-        ),
+        "scarce KV memory: watch boost at http://memory-boost/autellix/",
     ]
     assert len(lines) == 4
     assert titles == [
@@ -169,15 +168,46 @@ def test_progress_names_each_part_and_its_pages(options: DemoOptions) -> None:
     ]
 
 
-def test_lost_calls_leave_no_losses(options: DemoOptions, monkeypatch: pytest.MonkeyPatch) -> None:
-    def losing(job: ReplayJob, watch: Callable[[CallResult], None]) -> list[CallResult]:
-        found = replay(job, watch)
-        if job.salt.startswith("calibration"):
-            return found
-        return [dataclasses.replace(found[0], error="gone"), *found[1:]]
+def losing(job: ReplayJob, watch: Callable[[CallResult], None]) -> list[CallResult]:
+    """Play a job, but lose the first call of a run."""
+    found = replay(job, watch)
+    if job.salt.startswith("calibration"):
+        return found
+    return [dataclasses.replace(found[0], error="gone"), *found[1:]]
 
+
+def test_lost_calls_leave_no_losses(options: DemoOptions, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("autellix_lab.bench.compare.replay", losing)
     report = comparison_report(options, play(options))
 
     assert (report["losses"], report["targets"], report["errors"]) == ([], [], ["gone"])
     assert report["lost_calls"] > 0
+
+
+def test_the_command_prints_four_lines_of_progress_and_a_short_last_screen(
+    options: DemoOptions, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where the output is no terminal; the run titles of a terminal's moving line are left out."""
+    assert main(["demo", "--programs", "12", "--rounds", "2", "--out", str(options.out)]) == 0
+    shown = capsys.readouterr()
+
+    lines = shown.out.splitlines()
+    assert sum("starting an engine" in line or "watch boost at" in line for line in lines) == 4
+    assert len(lines) <= 4 + 25, shown.out
+    assert "round 1 of 2" not in shown.out
+    assert "None of 4 rounds was slower." in " ".join(lines)
+    assert shown.err == ""
+    names = {path.name for path in options.out.iterdir()}
+    assert {"comparison.png", "comparison.json", "report.txt"} <= names
+
+
+def test_the_command_fails_where_calls_are_lost(
+    options: DemoOptions, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("autellix_lab.bench.compare.replay", losing)
+
+    assert main(["demo", "--programs", "12", "--rounds", "1", "--json", "--out", str(options.out)]) == 1
+    shown = capsys.readouterr()
+    assert "4 calls were lost, so times are not compared. Errors: gone" in shown.err
+    assert json.loads(shown.out)["lost_calls"] == 4
+    assert not (options.out / "comparison.png").exists()
