@@ -22,7 +22,7 @@ def script_of(shell: str, capsys: pytest.CaptureFixture[str]) -> str:
     [
         ("autellix se", "serve"),
         ("autellix serve --poli", "--policy"),
-        ("autellix ps --state w", "waiting"),
+        ("autellix ps --state i", "in_engine"),
         ("autellix engines dr", "drain"),
     ],
 )

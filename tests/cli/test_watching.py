@@ -82,12 +82,12 @@ def test_ps_lists_programs(capsys: pytest.CaptureFixture[str], monkeypatch: pyte
         assert main(["ps"]) == 0
         lines = capsys.readouterr().out.splitlines()
         assert lines[0].split()[:4] == ["PROGRAM", "NAME", "STATE", "LEVEL"]
-        assert lines[1].split()[:4] == ["fast", "react", "running", "1"]
-        assert lines[2].split()[:4] == ["slow", "react", "waiting", "4"]
-        assert main(["ps", "--state", "waiting", "--json"]) == 0
+        assert re.match(r" *fast +react +in the engine +1 ", lines[1])
+        assert re.match(r" *slow +react +waiting for a slot +4 ", lines[2])
+        assert main(["ps", "--state", "waiting_for_slot", "--json"]) == 0
         (shown,) = json.loads(capsys.readouterr().out)["programs"]
         assert shown["program_id"] == "slow"
-        assert main(["ps", "--state", "idle"]) == 0
+        assert main(["ps", "--state", "between_calls"]) == 0
         assert capsys.readouterr().out == "No programs.\n"
         assert main(["ps", "--limit", "1"]) == 0
         assert "and more" in capsys.readouterr().out
@@ -97,9 +97,15 @@ def test_ps_lists_programs(capsys: pytest.CaptureFixture[str], monkeypatch: pyte
 
 def test_no_id_is_cut() -> None:
     """An id that is wider than the terminal goes over lines; `--wide` adds columns."""
-    program = {"program_id": "q" * 120, "state": "ended", "duration_s": 7.0, "engines": [], "threads": 2}
+    program = {
+        "program_id": "q" * 120,
+        "state": "ended",
+        "state_text": "ended",
+        "duration_s": 7.0,
+        "threads": 2,
+    }
     program |= {"name": "react", "service_s": 1.0, "wait_s": 2.0, "finished_calls": 4}
-    program |= {"prompt_tokens": 10, "output_tokens": 20, "flags": [], "thread_names": []}
+    program |= {"prompt_tokens": 10, "output_tokens": 20, "flags": [], "thread_names": [], "engines": []}
 
     def shown(width: int, *, is_wide: bool) -> str:
         console = Console(width=width, file=io.StringIO())
@@ -111,7 +117,7 @@ def test_no_id_is_cut() -> None:
     assert narrow.count("q") == 120
     assert all(len(line) <= 80 for line in narrow.splitlines())
     assert "KV" not in narrow
-    assert " ".join(wide.split()[:10]) == "PROGRAM NAME STATE LEVEL SERVICE WAIT OPEN DONE AGE RATIO"
+    assert " ".join(wide.split()[:10]) == "PROGRAM NAME STATE SERVICE WAIT OPEN DONE AGE THREADS KV"
     assert "7.0 s" in wide
     assert "10/20" in wide
 
@@ -158,20 +164,29 @@ def test_the_call_of_a_named_thread_is_explained_by_its_name() -> None:
         "call_id": "c",
         "thread_id": "3",
         "thread_name": "critic",
-        "state": "waiting",
+        "state": "waiting_for_slot",
+        "state_text": "waiting for a slot",
         "text": "It waits.",
     }
-    why = {"program_id": "p", "name": None, "flags": ["implicit"], "state": "waiting", "text": "It waits."}
+    why = {**call, "program_id": "p", "name": None, "flags": ["implicit"]}
     text = explanation({**why, "calls": [call], "snapshot_age_s": None})
-    assert text.startswith("Program p (implicit) is waiting.\n")
-    assert "\nCall c of thread 3 (critic) is waiting.\n" in text
+    assert text.startswith("Program p (implicit) is waiting for a slot.\n")
+    assert "\nCall c of thread 3 (critic) is waiting for a slot.\n" in text
 
 
 def test_ids_and_names_are_no_markup_of_the_terminal() -> None:
     """Else one program of one client would break the table for all."""
     hostile = "[/x][link=http://evil]:smile:[red]"
-    program = {"program_id": hostile, "name": hostile, "state": "ended", "duration_s": 7.0, "engines": []}
-    program |= {"service_s": 1.0, "wait_s": 2.0, "finished_calls": 4, "threads": 9, "flags": []}
+    program: dict[str, object] = {"program_id": hostile, "name": hostile, "state": "ended", "engines": []}
+    program |= {
+        "state_text": "ended",
+        "duration_s": 7.0,
+        "service_s": 1.0,
+        "wait_s": 2.0,
+        "finished_calls": 4,
+        "threads": 9,
+        "flags": [],
+    }
     program |= {"prompt_tokens": 10, "output_tokens": 20, "thread_names": [hostile, "b", "c", "d"]}
     console = Console(width=400, file=io.StringIO(), force_terminal=True)
     console.print(program_table([program], has_more=False, is_wide=True))
@@ -192,7 +207,7 @@ def test_ps_and_why_know_programs_that_have_ended(capsys: pytest.CaptureFixture[
         assert main(["ps", "--url", url]) == 0
         assert "gone" not in capsys.readouterr().out
         assert main(["why", "gone", "--url", url]) == 0
-        assert capsys.readouterr().out.startswith("Program gone has ended.\n  It took ")
+        assert capsys.readouterr().out.startswith("Program gone has ended.\n  1 call in ")
 
     at_work(use)
 
@@ -201,9 +216,9 @@ def test_why_explains_a_program(capsys: pytest.CaptureFixture[str]) -> None:
     def use(url: str) -> None:
         assert main(["why", "slow", "--url", url]) == 0
         text = capsys.readouterr().out
-        assert text.startswith("Program slow (react) is waiting.\n")
+        assert text.startswith("Program slow (react) is waiting for a slot.\n")
         words = " ".join(text.split())
-        assert "in queue level 4 of 13 (attained service 1.0 s to 2.0 s);" in words
+        assert "in queue level 4 of 13 (1.0 s to 2.0 s of engine time)." in words
         assert "Ahead of it: fast (level 1," in words
         assert re.search(r"Based on an engine snapshot (\d+ ms|0\.\d+ s) old\.$", words)
         assert main(["why", "slow", "--url", url, "--json"]) == 0
@@ -214,12 +229,13 @@ def test_why_explains_a_program(capsys: pytest.CaptureFixture[str]) -> None:
     at_work(use)
 
 
-def test_an_idle_program_has_no_calls_to_explain() -> None:
-    idle = {"program_id": "p", "name": None, "state": "idle", "text": "It has had no open call for 1.0 s."}
+def test_a_program_between_calls_has_none_to_explain() -> None:
+    idle = {"program_id": "p", "name": None, "state": "between_calls", "state_text": "between calls (tool a)"}
+    idle |= {"text": "No call has been open for 1.0 s."}
 
     assert (
         explanation({**idle, "flags": [], "calls": [], "snapshot_age_s": None})
-        == "Program p is idle.\n  It has had no open call for 1.0 s."
+        == "Program p is between calls (tool a).\n  No call has been open for 1.0 s."
     )
 
 
@@ -228,7 +244,7 @@ def test_top_prints_once_without_a_terminal(capsys: pytest.CaptureFixture[str]) 
         assert main(["top", "--once", "--url", url]) == 0
         text = capsys.readouterr().out
         assert re.search(r"fake-0\s+up\s+\d+\s+1\s+1\s+50 %\s+-\s+local", text)
-        assert re.search(r"slow\s+react\s+waiting", text)
+        assert re.search(r"slow\s+react\s+waiting for a slot", text)
         assert main(["top", "--json", "--url", url]) == 0
         look = json.loads(capsys.readouterr().out)
         assert (len(look["engines"]), len(look["programs"])) == (1, 2)

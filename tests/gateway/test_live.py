@@ -105,9 +105,8 @@ async def test_a_client_that_leaves_aborts_the_call(
 
         async def is_running() -> bool:
             async with client.get(f"{url}/autellix/v1/programs/p/why") as response:
-                return response.status == 200 and [
-                    call["state"] for call in (await response.json())["calls"]
-                ] == ["running"]
+                calls = (await response.json())["calls"] if response.status == 200 else []
+                return [(call["state"], call["position"]) for call in calls] == [("in_engine", 1)]
 
         task = asyncio.create_task(keep_calling())
         async with asyncio.timeout(PATIENCE_S):
@@ -164,9 +163,9 @@ async def test_a_waiting_calls_why_names_its_level_and_who_is_ahead(live_engine:
                 for each in told.values()
                 for call in each.get("calls", ())
             ]
-            return places[:1] == [("waiting", 5, "slots")] and [place[0] for place in places[1:]] == [
-                "running"
-            ]
+            return places[:1] == [("waiting_for_slot", 5, "slots")] and [
+                place[0] for place in places[1:]
+            ] == ["in_engine"]
 
         told: dict[str, Any] = {}
         async with asyncio.timeout(PATIENCE_S):

@@ -131,7 +131,7 @@ class Client:
 
     async def is_in_engine(self, program: str) -> bool:
         status, why = await self.get(f"/autellix/v1/programs/{program}/why")
-        return status == 200 and all(call["state"] in ("waiting", "running") for call in why["calls"])
+        return status == 200 and all(call["position"] for call in why["calls"])
 
     async def nothing_is_open(self) -> bool:
         shown = (await self.get("/autellix/v1/engines"))[1]["engines"][0]

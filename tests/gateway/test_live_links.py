@@ -31,6 +31,7 @@ LONG, SHORT = 150, 8
 HOLDING = 1500
 """Output tokens of a call that lasts for several of the engine's snapshots."""
 PATIENCE_S = 120.0
+WAITING = "waiting_for_slot"
 
 
 def engine_spec(model: Path, folder: Path) -> Spec:
@@ -196,9 +197,11 @@ async def test_short_programs_do_not_wait_for_long_ones(gateways: list[Server]) 
         """Whether `ps` shows a program waiting at a gateway, whose calls `why` shows too."""
         for gateway in gateways:
             programs = (await get(session, gateway, "/autellix/v1/programs"))["programs"]
-            for program_id in [each["program_id"] for each in programs if each["state"] == "waiting"]:
+            for program_id in [each["program_id"] for each in programs if each["state"] == WAITING]:
                 why = await get(session, gateway, f"/autellix/v1/programs/{program_id}/why")
-                seen.extend(call for call in why.get("calls", ()) if call["state"] == "waiting")
+                seen.extend(
+                    call for call in why.get("calls", ()) if call["state"] == WAITING and call["position"]
+                )
         return bool(seen)
 
     async with client() as session:

@@ -59,6 +59,7 @@ def settled_call(**fields: Any) -> SettledCall:
         "stated_usage": None,
         "is_final": False,
         "traceparent": TRACEPARENT,
+        "asked_tools": (),
         "runs": (),
         "prefilled_s": None,
     }

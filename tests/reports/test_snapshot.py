@@ -77,11 +77,11 @@ def test_a_snapshot_survives_the_wire() -> None:
 def test_a_call_without_the_columns_of_admission_is_admitted() -> None:
     """An engine of an earlier version sends none."""
     fields = json.loads(snapshot(1).to_bytes())
-    fields["calls"] = [call[:-4] for call in fields["calls"]]
+    fields["calls"] = [call[:-5] for call in fields["calls"]]
     (call,) = EngineSnapshot.from_bytes(json.dumps(fields).encode()).calls
 
     assert (call.is_admitted, call.context_tokens, call.inactive_place) == (True, None, None)
-    assert call.counted_age_s is None
+    assert (call.counted_age_s, call.is_decoding) == (None, None)
 
 
 def test_the_state_of_admission_and_boost() -> None:
@@ -176,7 +176,7 @@ def test_a_message_is_bounded_and_counts_omitted_calls(id_length: int) -> None:
     assert len(message) <= MAX_SNAPSHOT_BYTES
     assert list(range(1, len(told.calls) + 1)) == [call.place for call in told.calls]
     assert len(told.calls) + told.left_out == 1000 + 5
-    assert len(told.calls) > 80
+    assert len(told.calls) >= 80
 
 
 def test_a_snapshot_is_distinguished_from_other_messages() -> None:

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from autellix_backend.cli.program_name import is_implicit, shown_name
 from autellix_backend.observe.durations import seconds
+from autellix_backend.observe.states import ProgramState
 
 PLAIN_WIDTH = 200
 """The width of tables in a file or a pipe."""
@@ -25,8 +26,13 @@ Columns = dict[str, Callable[[Shown], str]]
 
 HINT = 'implicit: calls outside of any program; to open one: `with autellix.program("name"):`'
 
-_STATE_STYLES = {"up": "green", "running": "green", "waiting": "yellow", "ending": "magenta"}
-_OF_ENDED = {"level": "-", "ratio": None, "active_calls": 0, "kv_share": None, "idle_s": 0.0}
+_STATE_STYLES = {
+    "up": "green",
+    ProgramState.IN_ENGINE: "green",
+    ProgramState.WAITING_FOR_MEMORY: "yellow",
+    ProgramState.WAITING_FOR_SLOT: "yellow",
+}
+_OF_ENDED = {"level": None, "ratio": None, "active_calls": 0, "kv_share": None, "state_s": None}
 """The cells of an ended program whose values are not known."""
 
 
@@ -44,7 +50,11 @@ def make_console(plain_width: int = PLAIN_WIDTH) -> Console:
 def program_table(programs: Iterable[Shown], *, has_more: bool, is_wide: bool = False) -> Table:
     """Return a table with one line per program."""
     rows = [{**_OF_ENDED, "age_s": program.get("duration_s"), **program} for program in programs]
-    table = _table(_COLUMNS | _WIDE_COLUMNS if is_wide else _COLUMNS, rows, "dim")
+    columns = _COLUMNS | _WIDE_COLUMNS if is_wide else _COLUMNS
+    if all(row["level"] is None for row in rows):
+        # The policy has no levels, and with them no ratio.
+        columns = {heading: cell for heading, cell in columns.items() if heading not in ("LEVEL", "RATIO")}
+    table = _table(columns, rows, "dim")
     notes = ["... and more (--limit)"] * has_more + [HINT] * any(map(is_implicit, rows))
     table.caption = "\n".join(notes) or None
     return table
@@ -103,7 +113,7 @@ def _working_set(engine: Shown) -> str:
 _COLUMNS: Columns = {
     "PROGRAM": _text("program_id"),
     "NAME": lambda program: shown_name(program) or "-",
-    "STATE": _text("state"),
+    "STATE": _text("state_text"),
     "LEVEL": _text("level"),
     "SERVICE": _time("service_s"),
     "WAIT": _time("wait_s"),
@@ -116,7 +126,7 @@ _WIDE_COLUMNS: Columns = {
     "THREADS": _threads,
     "KV": _share("kv_share"),
     "TOKENS IN/OUT": lambda program: f"{program['prompt_tokens']}/{program['output_tokens']}",
-    "IDLE": lambda program: seconds(program["idle_s"]) if program["state"] == "idle" else "-",
+    "IN STATE": _time("state_s"),
     "ENGINE": lambda program: ",".join(program["engines"]) or "-",
 }
 _ENGINE_COLUMNS: Columns = {

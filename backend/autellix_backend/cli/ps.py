@@ -9,8 +9,9 @@ from urllib.parse import urlencode
 from autellix_backend.cli.arguments import count
 from autellix_backend.cli.program_table import add_wide_option, make_console, program_table
 from autellix_backend.cli.remote import RemoteGateway, add_remote_options, print_json
+from autellix_backend.observe.states import ProgramState
 
-STATES = ("running", "waiting", "idle", "ending")
+STATES = tuple(state.value for state in ProgramState if state is not ProgramState.ENDED)
 DEFAULT_LIMIT = 50
 MAX_ENDED = 1000
 """The gateway's limit for one answer."""

@@ -34,10 +34,10 @@ def explanation(why: dict[str, Any]) -> str:
     """Return a gateway's explanation as text for a terminal."""
     name = shown_name(why)
     name = f" ({name})" if name else ""
-    state = "has ended" if why["state"] == "ended" else f"is {why['state']}"
+    state = "has ended" if why["state"] == "ended" else f"is {why['state_text']}"
     lines = [f"Program {why['program_id']}{name} {state}.", *_wrapped(why["text"], "  ")]
     for call in why["calls"]:
-        lines += ["", f"Call {call['call_id']} of thread {_thread(call)} is {call['state']}."]
+        lines += ["", f"Call {call['call_id']} of thread {_thread(call)} is {call['state_text']}."]
         lines += _wrapped(call["text"], "  ")
     if why["snapshot_age_s"] is not None:
         lines += ["", f"Based on an engine snapshot {seconds(why['snapshot_age_s'])} old."]

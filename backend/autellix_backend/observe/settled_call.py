@@ -83,6 +83,8 @@ class SettledCall(msgspec.Struct, frozen=True, kw_only=True):
     """The events of its streamed answer that went out: about as many as tokens."""
     is_final: bool = False
     """Whether its client marked it as the last of its program."""
+    asked_tools: tuple[str, ...] = ()
+    """The names of the tools that its answer calls."""
     traceparent: str | None = None
 
     @property

@@ -54,6 +54,7 @@ class CallSnapshot(msgspec.Struct, frozen=True, array_like=True, gc=False):
     quantum_s: float | None
     """The rest of its quantum; None if unbounded."""
     kv_blocks: int
+    """The KV blocks that it holds; one that calls of its program share counts for the first of them only."""
     preemptions: int
     promotions: int
     is_admitted: bool = True
@@ -64,6 +65,9 @@ class CallSnapshot(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Its program's place among those that wait for activation, from 1; None if its program is active."""
     counted_age_s: float | None = None
     """How long ago its program counts as having come; None under policies that boost no programs."""
+    is_decoding: bool | None = None
+    """Whether its last step decoded, and did not prefill; None while it waits, or from an engine of an
+    earlier version."""
 
 
 class AdmissionSnapshot(NamedTuple):
@@ -254,6 +258,7 @@ def snapshot_of(
     call_id: str,
     kv_blocks: int = 0,
     inactive_place: int | None = None,
+    is_decoding: bool | None = None,
 ) -> CallSnapshot:
     """Return the snapshot of one of a machine's active calls.
 
@@ -263,8 +268,9 @@ def snapshot_of(
         now: The time on the machine's clock.
         place: Its place in the machine's order, from 1.
         call_id: The id by which the gateway knows it.
-        kv_blocks: The KV blocks that it holds.
+        kv_blocks: The KV blocks that it holds, without those counted for an earlier call of its program.
         inactive_place: The place of its program among those that wait for activation.
+        is_decoding: Whether its last step decoded, if it is running.
     """
     program = machine.table[call.program_id]
     memory = machine.admission.memory
@@ -296,4 +302,5 @@ def snapshot_of(
         context_tokens=None if context is None else context.needed_tokens,
         inactive_place=inactive_place,
         counted_age_s=now - machine.boost.key_s(program) if machine.policy.boosts else None,
+        is_decoding=is_decoding,
     )

@@ -150,9 +150,18 @@ class EngineBlocks:
         reserve = int(getattr(self._manager, "watermark_blocks", 0))
         return int(self._refused_blocks + reserve - self._pool.get_num_free_blocks())
 
-    def held(self, request_id: str) -> int:
-        """Return the number of blocks of a running request."""
+    def held(self, request_id: str, others: Sequence[str] = ()) -> int:
+        """Return the number of blocks of a running request, without those that one of `others` holds too."""
         held = self._manager.get_blocks(request_id).blocks
+        if others:
+            of_others = {
+                block.block_id
+                for other in others
+                for blocks in self._manager.get_blocks(other).blocks
+                for block in blocks
+            }
+            mine = (block for number in self._groups for block in held[number])
+            return sum(not block.is_null and block.block_id not in of_others for block in mine)
         # In place of blocks that are no longer needed, vLLM has its null block.
         return sum(
             len(held[number]) if group.grows else sum(not block.is_null for block in held[number])

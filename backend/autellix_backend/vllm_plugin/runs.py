@@ -19,6 +19,8 @@ class CallRuns:
     prefilled_s: float | None = None
     """When the last prefill step before its first decode step ended, in seconds from its arrival."""
     has_decoded: bool = False
+    is_decoding: bool = False
+    """Whether its last step decoded."""
     ended: list[tuple[float, float]] = field(default_factory=list)
 
     def start(self, now: float) -> None:
@@ -36,6 +38,7 @@ class CallRuns:
 
     def step(self, now: float, *, is_prefill: bool) -> None:
         """Note a step that the call was part of."""
+        self.is_decoding = not is_prefill
         if not is_prefill:
             self.has_decoded = True
         elif not self.has_decoded:

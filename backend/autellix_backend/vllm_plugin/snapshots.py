@@ -9,7 +9,8 @@ the engine for long.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from typing import Any, TypedDict
 
@@ -30,6 +31,10 @@ MAX_PERIOD_S = 5.0
 MAX_SHARE = 0.005
 MAX_STANDINGS = 256
 """The most calls in one snapshot, the first in queue order; it bounds the cost to the engine."""
+
+
+HeldBlocks = Callable[[str, Sequence[str]], int]
+"""Returns the KV blocks of a running request, without those that other requests hold too."""
 
 
 class SchedulerLoad(TypedDict):
@@ -98,15 +103,13 @@ class SnapshotReporter:
             return self._had_calls
         return clock() >= self._next_s
 
-    def send(
-        self, clock: Callable[[], float], load: SchedulerLoad, held_blocks: Callable[[str], int]
-    ) -> None:
+    def send(self, clock: Callable[[], float], load: SchedulerLoad, held_blocks: HeldBlocks) -> None:
         """Send a snapshot.
 
         Args:
             clock: The tracker's clock.
             load: The engine's load.
-            held_blocks: Returns the number of KV blocks of a running request.
+            held_blocks: Returns the number of KV blocks of a running request, without those of others.
         """
         now, began_s = clock(), self._cpu_clock()
         self._had_calls = bool(len(self._tracker))
@@ -116,12 +119,21 @@ class SnapshotReporter:
         self._next_s = now + min(max(PERIOD_S, period_s), MAX_PERIOD_S)
         self._steps, self._steps_s = 0, 0.0
 
-    def snapshot(self, now: float, load: SchedulerLoad, held_blocks: Callable[[str], int]) -> EngineSnapshot:
+    def snapshot(self, now: float, load: SchedulerLoad, held_blocks: HeldBlocks) -> EngineSnapshot:
         """Return the snapshot of this moment."""
         tracker, machine = self._tracker, self._tracker.machine
         memory = machine.admission.memory
         places = {} if memory is None else memory.inactive.places()
         calls = chain(machine, _refused(machine, places))
+        running: defaultdict[str, list[str]] = defaultdict(list)
+
+        def own_blocks(call: Call) -> int:
+            """Return the blocks of a running call that were not counted for its program yet."""
+            earlier = running[call.program_id]
+            blocks = held_blocks(call.call_id, earlier)
+            earlier.append(call.call_id)
+            return blocks
+
         standings = tuple(
             snapshot_of(
                 machine,
@@ -129,8 +141,9 @@ class SnapshotReporter:
                 now,
                 place=place,
                 call_id=tracker.identity(call.call_id).call_id,
-                kv_blocks=held_blocks(call.call_id) if call.is_running else 0,
+                kv_blocks=own_blocks(call) if call.is_running else 0,
                 inactive_place=places.get(call.program_id),
+                is_decoding=tracker.is_decoding(call.call_id) if call.is_running else None,
             )
             for place, call in enumerate(islice(calls, MAX_STANDINGS), start=1)
         )

@@ -93,6 +93,10 @@ class CallTracker:
         """Return the program, thread and tenant of a call."""
         return self._calls[request_id].identity
 
+    def is_decoding(self, request_id: str) -> bool:
+        """Whether the last step of a running call decoded, and did not prefill."""
+        return self._calls[request_id].runs.is_decoding
+
     def rank(self, request_id: str) -> Rank | None:
         """Return the call's place in the order of all; None if it is not tracked.
 

@@ -56,6 +56,7 @@ def test_the_bound_is_the_batch_and_a_few_calls_that_wait(slots: int) -> None:
     client = Client(10 * slots, LearnedBound())
     settle(slots, client)
     assert client.bound.calls == slots + max(1, slots // 16)
+    assert client.bound.running == slots
 
 
 def test_without_a_queue_in_the_engine_there_is_no_bound() -> None:

@@ -8,27 +8,23 @@ from autellix_backend.gateway.engines.inactive import Inactive
 from autellix_backend.reports.snapshot import AdmissionSnapshot
 
 
-def inactive(place: int, *, tokens: int = 5200, programs: int = 11) -> Inactive:
-    return Inactive(tokens, place, AdmissionSnapshot(programs, 3, 48_000, 52_000))
-
-
-def test_a_context_that_does_not_fit_is_named_with_what_is_there() -> None:
-    assert inactive(3).text == (
-        "inactive: its 5,200-token context does not fit beside 11 active programs "
-        "(48,000 of 52,000 tokens); third in order"
-    )
-
-
-def test_one_that_would_fit_waits_for_others() -> None:
-    assert inactive(2, tokens=100, programs=1).text == (
-        "inactive: its 100-token context waits behind earlier programs beside 1 active program "
-        "(48,000 of 52,000 tokens); second in order"
-    )
+def inactive(place: int, *, tokens: int = 5200, used: int = 48_000) -> Inactive:
+    return Inactive(tokens, place, AdmissionSnapshot(11, 3, used, 52_000))
 
 
 @pytest.mark.parametrize(
-    ("place", "expected"),
-    [(1, "first"), (10, "tenth"), (11, "11th"), (21, "21st"), (22, "22nd"), (33, "33rd"), (112, "112th")],
+    ("place", "ahead"),
+    [(1, "No program is"), (2, "1 program is"), (27, "26 programs are")],
 )
-def test_places_are_ordinals(place: int, expected: str) -> None:
-    assert inactive(place).text.endswith(f"; {expected} in order")
+def test_a_context_that_does_not_fit_is_stated_with_the_free_memory(place: int, ahead: str) -> None:
+    assert inactive(place).text == (f"it needs 5,200 tokens, 4,000 of 52,000 are free. {ahead} ahead of it")
+
+
+def test_one_that_would_fit_waits_for_those_ahead() -> None:
+    assert inactive(2, tokens=100).text == (
+        "it needs 100 tokens, 4,000 of 52,000 are free, but 1 program is ahead of it"
+    )
+
+
+def test_memory_that_is_more_than_full_has_nothing_free() -> None:
+    assert inactive(1, used=60_000).text.startswith("it needs 5,200 tokens, 0 of 52,000 are free.")

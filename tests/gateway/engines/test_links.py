@@ -117,9 +117,9 @@ async def test_snapshots_show_where_calls_are() -> None:
         row = await rig.engine()
         assert (row["slots"], row["reporting"]) == (7, "up")
         [program] = (await rig.get("/autellix/v1/programs"))["programs"]
-        assert program["state"] == "waiting"
+        assert program["state"] == "waiting_for_slot"
         why = await rig.get("/autellix/v1/programs/p/why")
-        assert (why["calls"][0]["state"], why["calls"][0]["position"]) == ("waiting", 1)
+        assert (why["calls"][0]["state"], why["calls"][0]["position"]) == ("waiting_for_slot", 1)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 

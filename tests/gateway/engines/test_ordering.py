@@ -140,10 +140,7 @@ def test_programs_run_as_long_as_their_contexts_fit() -> None:
     assert sent(ordering, 0.0) == ["p-1", "q-1"]
     inactive = ordering.inactive("r-1")
     assert inactive is not None
-    assert inactive.text == (
-        "inactive: its 250-token context does not fit beside 2 active programs "
-        "(500 of 600 tokens); first in order"
-    )
+    assert inactive.text == ("it needs 250 tokens, 100 of 600 are free. No program is ahead of it")
     assert ordering.inactive("p-1") is None
     assert ordering.working_set() == (2, 1, 500, 600)
     ordering.leave("p-1", 1.0, Usage(prompt_tokens=250, output_tokens=10))

@@ -320,9 +320,9 @@ async def test_a_program_waits_until_its_context_fits_into_an_engine_that_report
         await until_queued(rig, 1)
         _, answer = await rig.get("/autellix/v1/programs/q/why")
         (call,) = answer["calls"]
-        assert call["state"] == "queued"
-        assert "It is queued at the gateway: inactive: its 3" in call["text"]
-        assert "does not fit beside 1 active program" in call["text"]
+        assert call["state"] == "waiting_for_memory"
+        assert " at the gateway: it waits for KV memory: it needs 3" in call["text"]
+        assert " of 627 are free. No program is ahead of it" in call["text"]
         assert "(estimated by the gateway: this engine does not report its memory)." in call["text"]
         rig.engine.behaviour = FakeBehaviour()
         running.cancel()

@@ -13,32 +13,35 @@ from autellix_backend.gateway.explain.sentences import placement_text
 @pytest.mark.parametrize(
     ("fields", "text"),
     [
-        ({}, "placed on e2: its 5,200-token context fits at once there."),
-        ({"wait_s": 3.0}, "placed on e2: its 5,200-token context would wait about 3.0 s for memory there."),
+        ({}, "placed on e2, where its 5,200-token context fits at once."),
+        ({"wait_s": 3.0}, "placed on e2, where its 5,200-token context would wait about 3.0 s for memory."),
         (
             {"context_tokens": 200, "shared_tokens": 5000},
             (
-                "placed on e2: its 200-token context fits at once there; 5,000 more tokens are shared with "
+                "placed on e2, where its 200-token context fits at once; it shares 5,000 more tokens with "
                 "programs there."
             ),
         ),
         (
             {"left": "e1", "left_wait_s": 4.0},
             (
-                "moved from e1 to e2: its 5,200-token context would have waited 4.0 s for memory there, "
-                "and here fits at once."
+                "moved from e1 to e2: its 5,200-token context would have waited 4.0 s for memory on e1 and "
+                "fits at once on e2."
             ),
         ),
         (
             {"left": "e1", "left_wait_s": 4.0, "wait_s": 1.5},
             (
-                "moved from e1 to e2: its 5,200-token context would have waited 4.0 s for memory there, "
-                "and here about 1.5 s."
+                "moved from e1 to e2: its 5,200-token context would have waited 4.0 s for memory on e1 and "
+                "would wait about 1.5 s for memory on e2."
             ),
         ),
         (
             {"left": "e1"},
-            "moved from e1 to e2: calls wait longer there than its 5,200-token context takes to recompute.",
+            (
+                "moved from e1 to e2: calls waited longer on e1 than its 5,200-token context takes to "
+                "recompute."
+            ),
         ),
     ],
 )

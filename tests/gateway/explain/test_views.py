@@ -9,6 +9,7 @@ from tests.observe.settled_calls import settled_call
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.gateway.explain.views import MAX_THREAD_NAMES, call_rows, critical_path_s, program_row
 from autellix_backend.gateway.tenancy.tenants import Tenant
+from autellix_backend.observe.states import ProgramState
 from autellix_backend.stores.base import CallEnd, CallStart, StoredCall
 
 CONFIG = SchedulerConfig(policy="atlas", bounds=(1.0, 2.0, 8.0))
@@ -43,17 +44,30 @@ def test_a_running_program_shows_its_best_level_and_its_share_of_the_blocks() ->
     view = program(active_calls=2, active_threads=2)
     shown = program_row(view, overview(*calls, last=snapshot(runs, waits)), CONFIG, Tenant())
 
-    assert (shown.state, shown.level, shown.kv_share) == ("running", 1, 0.25)
-    assert (shown.engines, shown.threads, shown.idle_s) == (("replica-0",), 2, 0.0)
+    assert (shown.state, shown.state_text, shown.level) == ("in_engine", "in the engine", 1)
+    assert (shown.engines, shown.threads, shown.kv_share) == (("replica-0",), 2, 0.25)
     assert shown.ratio == pytest.approx(2.0 / 1.4)
     assert shown.age_s == 30.0
 
 
-def test_an_idle_program_shows_the_level_of_its_next_call() -> None:
+def test_the_wait_of_a_program_includes_that_of_its_open_calls() -> None:
+    """The process table has what promotions have left of the waiting of finished calls."""
+    present = overview(open_call("key-1"), last=snapshot(standing("p", place=1, level=3)))
+    settled = [settled_call(wait_s=1.0), settled_call(wait_s=2.5)]
+    shown = program_row(program(finished_calls=2), present, CONFIG, Tenant(), settled)
+    assert shown.wait_s == pytest.approx(3.5 + 4.5)
+    assert shown.state is ProgramState.WAITING_FOR_SLOT
+    assert shown.state_s == pytest.approx(4.5)
+
+    elsewhere = program_row(program(finished_calls=3), present, CONFIG, Tenant(), settled)
+    assert elsewhere.wait_s == pytest.approx(2.0 + 4.5)
+
+
+def test_a_program_without_a_call_shows_the_level_of_its_next_call() -> None:
     shown = program_row(program(active_calls=0, service_s=3.0), overview(), CONFIG, Tenant())
 
-    assert (shown.state, shown.level, shown.idle_s, shown.kv_share) == ("idle", 3, 20.0, None)
-    assert shown.service_s == 3.0
+    assert (shown.state, shown.level, shown.state_s, shown.kv_share) == ("between_calls", 3, 20.0, None)
+    assert (shown.service_s, shown.phase, shown.tools) == (3.0, None, ())
 
 
 def test_a_program_shows_the_threads_that_it_has_had() -> None:
@@ -83,11 +97,12 @@ def test_the_names_of_a_row_are_bounded() -> None:
     assert (shown.threads, len(shown.thread_names)) == (100, MAX_THREAD_NAMES)
 
 
-def test_a_policy_without_levels_has_one_level() -> None:
-    view = program(active_calls=0, service_s=0.0)
-    shown = program_row(view, overview(), SchedulerConfig(policy="fcfs"), Tenant())
+@pytest.mark.parametrize("policy", ["fcfs", "boost"])
+def test_under_a_policy_without_levels_a_program_has_neither_level_nor_ratio(policy: str) -> None:
+    present = overview(open_call("key-1"), last=snapshot(standing("p", place=1, level=1)))
+    shown = program_row(program(), present, SchedulerConfig(policy=policy), Tenant())
 
-    assert (shown.level, shown.ratio) == (1, None)
+    assert (shown.level, shown.ratio) == (None, None)
 
 
 def test_calls_that_share_a_client_id_have_their_own_states() -> None:
@@ -97,7 +112,10 @@ def test_calls_that_share_a_client_id_have_their_own_states() -> None:
     runs, waits = standing("p", place=1, level=1, is_running=True), standing("p", place=2, level=3)
     rows = call_rows(program(calls=(first, second)), overview(*calls, last=snapshot(runs, waits)))
 
-    assert [(row.call_id, row.state) for row in rows] == [("again", "running"), ("again", "waiting")]
+    assert [(row.call_id, row.state) for row in rows] == [
+        ("again", "in_engine"),
+        ("again", "waiting_for_slot"),
+    ]
 
 
 def test_the_critical_path_follows_parents_or_else_threads() -> None:
@@ -122,12 +140,13 @@ def test_calls_are_timed_from_their_programs_arrival() -> None:
     done, waiting, elsewhere = call_rows(view, present)
 
     assert (done.state, done.start_s, done.finish_s, done.duration_s) == (
-        "finished",
+        "ended",
         1.0,
         4.0,
         3.0,
     )
     assert (done.outcome, done.service_s, done.cached_tokens) == ("ok", 1.0, 3)
-    assert (waiting.state, waiting.duration_s, waiting.level) == ("waiting", 25.0, 3)
-    assert (waiting.wait_s, waiting.outcome, waiting.finish_s) == (4.2, None, None)
-    assert (elsewhere.state, elsewhere.level) == ("running", None)
+    assert (waiting.state, waiting.duration_s, waiting.level) == ("waiting_for_slot", 25.0, 3)
+    assert waiting.wait_s == pytest.approx(4.5)
+    assert (waiting.outcome, waiting.finish_s) == (None, None)
+    assert (elsewhere.state, elsewhere.state_text, elsewhere.level) == ("in_engine", "in the engine", None)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from tests.gateway.engine_reports import report_of
 from tests.gateway.snapshots import NOW, open_call, overview, program, snapshot, standing
+from tests.observe.settled_calls import settled_call
 
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.gateway.calls.call import GatewayCall
@@ -34,7 +36,7 @@ def test_a_waiting_call_names_who_is_ahead_its_level_and_its_promotion() -> None
     told = why(overview(call, last=snapshot(FAST, FAST_TOO, MINE)), call)
 
     assert told.programs_ahead == (ProgramAhead(program_id="fast", level=1, service_s=0.1, calls=2),)
-    assert (told.state, told.level, told.level_min_s, told.level_max_s) == ("waiting", 2, 1.0, 2.0)
+    assert (told.state, told.level, told.level_min_s, told.level_max_s) == ("waiting_for_slot", 2, 1.0, 2.0)
     assert (told.position, told.more_programs_ahead, told.short_of, told.promoted_in_s) == (
         3,
         0,
@@ -42,10 +44,10 @@ def test_a_waiting_call_names_who_is_ahead_its_level_and_its_promotion() -> None
         5.0,
     )
     assert told.text == (
-        "It has waited 4.2 s in replica-0, at position 3 of 3. It is in queue level 2 of 4 (attained service "
-        "1.0 s to 2.0 s); its program had attained 1.4 s when it arrived. Ahead of it: fast (level 1, "
-        "0.10 s of service, 2 calls). All 2 slots are taken. Anti-starvation (beta 4) promotes it to level 1 "
-        "after 5.0 s more of waiting."
+        "It has waited 4.5 s at replica-0 (position 3 of 3). It is in queue level 2 of 4 (1.0 s to 2.0 s of "
+        "engine time). Its program has used 1.4 s of engine time. Ahead of it: fast (level 1, 0.10 s of "
+        "engine time, 2 calls). All 2 slots are taken. After 5.0 s more of waiting anti-starvation (beta 4) "
+        "promotes it to level 1."
     )
 
 
@@ -57,7 +59,7 @@ def test_only_calls_of_its_own_data_parallel_rank_are_ahead() -> None:
     told = why(present, call)
 
     assert [item.program_id for item in told.programs_ahead] == ["fast"]
-    assert "at position 2 of 2." in told.text
+    assert "(position 2 of 2)." in told.text
 
 
 def test_its_own_programs_calls_are_not_others_ahead() -> None:
@@ -79,7 +81,7 @@ def test_other_tenants_programs_stay_nameless_except_for_an_admin() -> None:
         (None, None),
         ("fast", 1.4),
     ]
-    assert "another tenant's program (level 1, 1 call), fast (level 1, 1.4 s of service, 1 call)" in told.text
+    assert "another tenant's program (level 1, 1 call), fast (level 1, 1.4 s of engine time" in told.text
     assert "secret" not in repr(told)
     admin = why(present, call, viewer=Tenant(name="a", is_admin=True))
     assert [ahead.program_id for ahead in admin.programs_ahead] == ["b/secret", "fast"]
@@ -93,7 +95,7 @@ def test_between_tenants_the_share_comes_before_the_level() -> None:
 
     assert told.program_id == "p"
     assert (
-        "The tenant furthest behind its share goes first. Within a tenant, under policy plas calls of"
+        "The tenant furthest behind its share goes first; within a tenant, policy plas: calls of the best"
         in told.text
     )
     assert (told.calls[0].preempted_by_level, told.calls[0].preempted_after_calls) == (None, None)
@@ -133,7 +135,7 @@ def test_a_call_that_is_due_is_promoted_at_the_next_decision() -> None:
     call = open_call("key-1")
     told = why(overview(call, last=snapshot(standing("p", place=1, level=2, promotion_s=0.0))), call)
 
-    assert "promotes it to level 1 at the next scheduling decision." in told.text
+    assert "At the next scheduling decision anti-starvation (beta 4) promotes it to level 1." in told.text
     assert "No other program is ahead of it." in told.text
 
 
@@ -142,8 +144,8 @@ def test_a_promoted_call_is_shown_as_such_without_a_further_promotion() -> None:
     call = open_call("key-1")
     told = why(overview(call, last=snapshot(lifted)), call)
 
-    assert "Anti-starvation promoted it to queue level 1 of 4 (attained service below 1.0 s);" in told.text
-    assert "and it has attained 0.50 s since." in told.text
+    assert "Anti-starvation promoted it to queue level 1 of 4 (below 1.0 s of engine time)." in told.text
+    assert "It has used 0.50 s of engine time; its program 1.9 s in all." in told.text
     assert "beta" not in told.text
 
 
@@ -155,16 +157,16 @@ def test_a_running_call_shows_when_it_is_demoted_and_when_preempted() -> None:
     told = why(overview(call, last=snapshot(running, FAST_TOO)), call)
 
     assert (told.state, told.preempted_by_level, told.preempted_after_calls, told.quantum_left_s) == (
-        "running",
+        "in_engine",
         2,
         2,
         0.5,
     )
     assert told.text == (
-        "It has been running for 1.5 s (preempted 2 times, 7.0 s of waiting in total) in replica-0, at "
-        "position 1 of 2. It is in queue level 3 of 4 (attained service 2.0 s to 8.0 s); its program had "
-        "attained 1.4 s when it arrived. It can be preempted once 2 more calls of level 2 or better wait. "
-        "After 0.50 s more of service it is demoted to level 4."
+        "It has been in replica-0 for 1.8 s (preempted 2 times, 7.0 s of waiting in all). It is in queue "
+        "level 3 of 4 (2.0 s to 8.0 s of engine time). Its program has used 1.4 s of engine time. It can be "
+        "preempted when 2 more calls of level 2 or better wait. After 0.50 s more of engine time it is "
+        "demoted to level 4."
     )
 
 
@@ -178,7 +180,7 @@ def test_no_call_is_ahead_of_a_running_call_of_the_first_level() -> None:
 
 @pytest.mark.parametrize(
     ("preemption", "words", "preempted_after_calls"),
-    [("always", "It is preempted once 2 more calls", 2), ("never", "", None)],
+    [("always", "It is preempted when 2 more calls", 2), ("never", "", None)],
 )
 def test_the_preemption_mode_changes_the_explanation(
     preemption: str, words: str, preempted_after_calls: int | None
@@ -199,7 +201,7 @@ def test_the_last_level_has_no_end() -> None:
     told = why(overview(call, last=snapshot(last)), call)
 
     assert (told.level_min_s, told.level_max_s) == (8.0, None)
-    assert "(attained service from 8.0 s);" in told.text
+    assert "(from 8.0 s of engine time)." in told.text
     assert "demoted" not in told.text
 
 
@@ -210,28 +212,32 @@ def test_a_policy_without_levels_has_no_bounds() -> None:
 
     assert level_bounds(config, 1) is None
     assert (told.level_min_s, told.level_max_s) == (None, None)
-    assert "Policy fcfs has no levels of attained service;" in told.text
-    assert "Ahead of it: fast (0.10 s of service, 2 calls)." in told.text
+    assert "queue level" not in told.text
+    assert "Ahead of it: fast (0.10 s of engine time, 2 calls)." in told.text
 
 
 @pytest.mark.parametrize(
     ("present", "words"),
     [
         (overview(open_call(), sends_snapshots=False), "that engine does not report its queue."),
-        (overview(open_call()), "that engine has not reported its queue yet"),
+        (overview(open_call()), "Sent to replica-0 5.0 s ago; the engine has not reported it yet."),
         (
             overview(open_call(), failure="it ended with exit code 9"),
             "that engine is down: it ended with exit",
         ),
-        (overview(open_call(), last=snapshot()), "it is not in that engine's last snapshot, 0.30 s old."),
+        (
+            overview(open_call(sent_s=NOW - 0.39), last=snapshot()),
+            "Sent to replica-0 0.39 s ago; the engine has not reported it yet.",
+        ),
+        (overview(open_call(reports=[report_of("key-1")])), "its answer is on the way."),
         (
             overview(open_call(), last=snapshot(FAST_TOO, left_out=7)),
-            "it is behind the first 1 call in that engine's last snapshot, 0.30 s old.",
+            "it waits behind the first 1 call there.",
         ),
         (Overview((open_call(),), {}, NOW), "that engine has left the pool"),
         (
-            overview(open_call(), why_queued=lambda _: "its tenant has 8 calls open, the most it may have"),
-            "It is queued at the gateway: its tenant has 8 calls open",
+            overview(open_call(since_s=NOW - 3.0), why_queued=lambda _: "all 8 slots of e are taken"),
+            "It has waited 3.0 s at the gateway: all 8 slots of e are taken.",
         ),
     ],
 )
@@ -244,19 +250,34 @@ def test_missing_engine_data_is_stated(present: Overview, words: str) -> None:
     assert (told.position, told.programs_ahead, told.level) == (None, (), 2)
 
 
-def test_an_idle_program_shows_since_when_and_which_tools_ran_last() -> None:
+def test_a_program_between_calls_shows_since_when_and_its_tools() -> None:
     view = program(active_calls=0, last_interceptions=(("search", 0.5), ("bash", 120.0)))
-    told = explain_program(view, overview(), CONFIG, Tenant())
+    settled = [settled_call(asked_tools=("fetch",))]
+    told = explain_program(view, overview(), CONFIG, Tenant(), settled=settled)
 
-    assert (told.state, told.idle_s, told.calls, told.snapshot_age_s) == ("idle", 20.0, (), None)
-    assert "It has had no open call for 20.0 s." in told.text
-    assert "before the last call ran search (0.50 s), bash (120 s)." in told.text
+    assert (told.state, told.state_s, told.calls, told.snapshot_age_s) == ("between_calls", 20.0, (), None)
+    assert (told.state_text, told.tools) == ("between calls (tool fetch)", ("fetch",))
+    assert told.text == (
+        "No call has been open for 20.0 s. Its last answer called fetch. Tools before its last call: search "
+        "(0.50 s), bash (120 s). 3 calls have finished; it has used 1.4 s of engine time and waited 2.0 s."
+    )
 
 
-def test_an_idle_program_without_known_tools_is_explained() -> None:
-    told = explain_program(program(active_calls=0), overview(), CONFIG, Tenant())
+def test_a_program_between_calls_without_known_tools_is_explained() -> None:
+    told = explain_program(program(active_calls=0, finished_calls=1), overview(), CONFIG, Tenant())
 
-    assert "are reported with the next call. It has attained 1.4 s" in told.text
+    assert told.text == (
+        "No call has been open for 20.0 s. (A tool may be running; it shows with the next call.) "
+        "1 call has finished; it has used 1.4 s of engine time and waited 2.0 s."
+    )
+
+
+def test_a_program_whose_first_call_waits_shows_its_present_wait() -> None:
+    view = program(finished_calls=0, service_s=0.0, wait_s=0.0)
+    told = explain_program(view, overview(open_call("key-3"), last=snapshot(FAST, MINE)), CONFIG, Tenant())
+
+    assert told.text.startswith("No call has finished yet; it has waited 4.5 s. Policy plas: calls of")
+    assert told.wait_s == pytest.approx(4.5)
 
 
 def test_a_program_is_explained_call_by_call() -> None:
@@ -264,15 +285,15 @@ def test_a_program_is_explained_call_by_call() -> None:
     present = overview(*calls, last=snapshot(FAST, FAST_TOO, MINE))
     told = explain_program(program(), present, CONFIG, Tenant())
 
-    assert [call.state for call in told.calls] == ["waiting", "sent"]
-    assert (told.state, told.snapshot_age_s, told.policy) == ("running", 0.3, "plas")
-    assert "Under policy plas calls of the best queue level run first" in told.text
+    assert [call.state for call in told.calls] == ["waiting_for_slot", "waiting_for_slot"]
+    assert (told.state, told.snapshot_age_s, told.policy) == ("waiting_for_slot", 0.3, "plas")
+    assert "Policy plas: calls of the best queue level run first" in told.text
 
 
 def test_an_ended_program_is_shown_as_such() -> None:
     told = explain_program(program(is_ending=True), overview(open_call()), CONFIG, Tenant())
 
-    assert told.text.startswith("It was ended and leaves with its last open call.")
+    assert told.text.startswith("It was ended and leaves when its last open call finishes.")
 
 
 def test_a_call_of_an_inactive_program_waits_for_memory() -> None:
@@ -281,10 +302,9 @@ def test_a_call_of_an_inactive_program_waits_for_memory() -> None:
     last = snapshot(FAST, FAST_TOO, entry, admission=AdmissionSnapshot(11, 4, 48_000, 52_000))
     told = why(overview(call, last=last), call)
 
-    assert (told.state, told.position, told.short_of) == ("waiting", 3, "working_set")
+    assert (told.state, told.position, told.short_of) == ("waiting_for_memory", 3, "working_set")
     assert told.text == (
-        "It is inactive: its 5,200-token context does not fit beside 11 active programs (48,000 of 52,000 "
-        "tokens); third in order."
+        "It waits for KV memory: it needs 5,200 tokens, 4,000 of 52,000 are free. 2 programs are ahead of it."
     )
 
 
@@ -299,23 +319,36 @@ def test_the_place_of_an_inactive_program_is_explained_by_its_boost() -> None:
     )
 
     assert why(overview(call, last=last), call).text == (
-        "It is inactive: its 9-token context does not fit beside 1 active program (9 of 10 tokens); first in "
-        "order. Its program arrived 12.0 s ago, with 100 tokens of work done, and counts as having arrived "
-        "16.4 s ago; little work counts as an earlier arrival, at a strength of 3.0 s."
+        "It waits for KV memory: it needs 9 tokens, 1 of 10 are free. No program is ahead of it. Its program "
+        "arrived 12.0 s ago and has done 100 tokens of work: a head start of 4.7 s for little work."
     )
 
 
 @pytest.mark.parametrize(
-    ("strength_s", "order"),
+    ("boost", "counted_age_s", "order"),
     [
-        (3.0, "little work counts as an earlier arrival, at a strength of 3.0 s."),
-        (0.0, "programs do not differ in size, so they run in order of arrival."),
+        (BoostSnapshot(3.0, 0.8, 4.0), 13.4, ": a head start of 1.7 s for little work."),
+        (BoostSnapshot(3.0, 0.8, 4.0), 11.7, ": too much for a head start."),
+        (BoostSnapshot(3.0, 0.8, 4.0), None, "; programs with little work get a head start."),
+        # Little spread among the programs that ended; not that all programs are equal.
+        (
+            BoostSnapshot(0.0, 0.3, 4.0),
+            11.7,
+            ". No program has a head start now: the programs that ended differ little in size.",
+        ),
+        (
+            BoostSnapshot(0.0, 0.0, 0.0),
+            11.7,
+            ". No program has a head start now: too few have ended to tell.",
+        ),
     ],
 )
-def test_the_boost_is_explained_by_age_work_and_strength(strength_s: float, order: str) -> None:
+def test_the_boost_is_explained_as_a_head_start(
+    boost: BoostSnapshot, counted_age_s: float | None, order: str
+) -> None:
     inherited = Inherited(service_s=0.0, program_service_s=0.0, wait_s=0.0, age_s=7.0, work=1234.0)
     call = open_call("key-3", inherited=inherited)
-    last = snapshot(FAST, FAST_TOO, MINE, boost=BoostSnapshot(strength_s, 0.8, 4.0))
+    last = snapshot(FAST, FAST_TOO, standing("p", place=3, level=2, counted_age_s=counted_age_s), boost=boost)
     told = why(overview(call, last=last), call, SchedulerConfig(policy="boost"))
 
-    assert told.text.endswith(f" Its program arrived 12.0 s ago, with 1,234 tokens of work done; {order}")
+    assert told.text.endswith(f" Its program arrived 12.0 s ago and has done 1,234 tokens of work{order}")

@@ -61,11 +61,10 @@ def test_the_parts_are_those_of_the_path() -> None:
 def test_the_words_name_what_there_was() -> None:
     text = spent_text(program(call("a", 0, 4, wait_s=3.0, inactive_s=2.0), call("b", 7, 9)))
     assert text == (
-        "It took 9.0 s for 2 calls: 2.0 s waiting for KV memory, inactive, 1.0 s waiting for a slot,"
-        " 3.0 s in engines, 3.0 s at its client between calls."
-        " Its critical path has 2 of them, the longest of which, a, took 4.0 s."
+        "2 calls in 9.0 s: 2.0 s waiting for memory, 1.0 s waiting for a slot, 3.0 s in the engine, 3.0 s at "
+        "its client. The critical path has 2 calls; the longest (a) took 4.0 s."
     )
-    assert spent_text(program(left_out=3)).endswith("has 0 of them. 3 calls were too many to keep.")
+    assert spent_text(program(left_out=3)) == "3 calls in 0 s. 3 calls are not kept: they were too many."
 
 
 SECONDS = st.floats(0, 30)

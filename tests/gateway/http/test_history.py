@@ -35,7 +35,7 @@ async def test_a_program_that_has_ended_is_known_with_where_its_time_went(serve:
         assert abs(total_s - detail["duration_s"]) < 1e-6
         _, why = await rig.get(PROGRAMS + "/first/why")
         assert (why["state"], why["text"], why["calls"]) == ("ended", detail["text"], [])
-        assert why["text"].startswith("It took ")
+        assert why["text"].startswith("2 calls in ")
 
 
 async def test_a_listing_continues_where_the_last_answer_ended(serve: Any) -> None:

@@ -45,22 +45,23 @@ async def test_the_table_and_the_reasons_follow_the_engines_snapshots(serve: Any
         await tell(rig, snapshot(*two_programs(keys), slots=1))
         listed = (await rig.get(PROGRAMS))[1]
         by_id = {shown["program_id"]: shown for shown in listed["programs"]}
-        assert (by_id["fast"]["state"], by_id["slow"]["state"]) == ("running", "waiting")
+        assert (by_id["fast"]["state"], by_id["slow"]["state"]) == ("in_engine", "waiting_for_slot")
         assert (by_id["fast"]["kv_share"], by_id["slow"]["level"]) == (0.25, 2)
-        (waiting,) = (await rig.get(PROGRAMS + "?state=waiting"))[1]["programs"]
+        assert (by_id["slow"]["state_text"], by_id["slow"]["wait_s"] >= 4.2) == ("waiting for a slot", True)
+        (waiting,) = (await rig.get(PROGRAMS + "?state=waiting_for_slot"))[1]["programs"]
         assert waiting["program_id"] == "slow"
         why = (await rig.get(PROGRAMS + "/slow/why"))[1]
         (call,) = why["calls"]
         assert (why["state"], call["state"], call["level"], call["promoted_in_s"]) == (
-            "waiting",
-            "waiting",
+            "waiting_for_slot",
+            "waiting_for_slot",
             2,
             7.0,
         )
         assert [(ahead["program_id"], ahead["level"]) for ahead in call["programs_ahead"]] == [("fast", 1)]
         assert "Ahead of it: fast (level 1," in call["text"]
         shown = (await rig.get(PROGRAMS + "/slow"))[1]
-        assert [call["state"] for call in shown["calls"]] == ["waiting"]
+        assert [call["state"] for call in shown["calls"]] == ["waiting_for_slot"]
         (engine,) = (await rig.get(ENGINES))[1]["engines"]
         assert (engine["running"], engine["waiting"], engine["slots"]) == (1, 1, 1)
         assert (engine["kv_share"], engine["open_calls"]) == (0.5, 2)
@@ -81,10 +82,10 @@ async def test_an_idle_program_and_an_unknown_one(serve: Any) -> None:
     async with serve() as rig:
         await rig.chat({"X-Autellix-Program-ID": "a/b", "X-Autellix-Interceptions": "search=0.5"})
         status, why = await rig.get(PROGRAMS + "/a/b/why")
-        assert (status, why["state"], why["calls"]) == (200, "idle", [])
+        assert (status, why["state"], why["calls"]) == (200, "between_calls", [])
         assert "search (0.50 s)" in why["text"]
         shown = (await rig.get(PROGRAMS + "/a/b"))[1]
-        assert (shown["state"], shown["finished_calls"], shown["output_tokens"]) == ("idle", 1, 4)
+        assert (shown["state"], shown["finished_calls"], shown["output_tokens"]) == ("between_calls", 1, 4)
         assert shown["critical_path_s"] > 0
         for path in ("/nobody", "/nobody/why"):
             status, error = await rig.get(PROGRAMS + path)
@@ -99,10 +100,10 @@ async def test_active_programs_come_first_and_the_limit_holds(serve: Any) -> Non
         assert [shown["program_id"] for shown in listed["programs"]] == ["p0", "p1"]
         assert listed["has_more"] is True
         assert (await rig.get(PROGRAMS + "?limit=3"))[1]["has_more"] is False
-        idle = (await rig.get(PROGRAMS + "?state=idle&limit=1"))[1]
+        idle = (await rig.get(PROGRAMS + "?state=between_calls&limit=1"))[1]
         assert [shown["program_id"] for shown in idle["programs"]] == ["p0"]
-        assert (await rig.get(PROGRAMS + "?state=running"))[1]["programs"] == []
-        assert (await rig.get(PROGRAMS + "?state=ending"))[1] == {
+        assert (await rig.get(PROGRAMS + "?state=in_engine"))[1]["programs"] == []
+        assert (await rig.get(PROGRAMS + "?state=ended"))[1] == {
             "programs": [],
             "has_more": False,
             "next": None,

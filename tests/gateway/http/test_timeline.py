@@ -78,7 +78,7 @@ async def test_the_timeline_of_a_program_goes_on_after_its_end(serve: Any) -> No
         await rig.chat({"X-Autellix-Program-ID": "run", "X-Autellix-Call-ID": "one"})
         await rig.settled()
         status, living = await rig.get(PROGRAMS + "/run/timeline")
-        assert (status, living["state"]) == (200, "idle")
+        assert (status, living["state"]) == (200, "between_calls")
         final = {"X-Autellix-Final": "true", "X-Autellix-Interceptions": "search=1.5"}
         await rig.chat({"X-Autellix-Program-ID": "run", "X-Autellix-Call-ID": "two", **final})
         await rig.settled()
@@ -89,7 +89,7 @@ async def test_the_timeline_of_a_program_goes_on_after_its_end(serve: Any) -> No
         assert [call["call_id"] for call in ended["calls"]] == ["one", "two"]
         assert ended["calls"][1]["tools"] == [["search", 1.5]]
         assert ended["spent"]["critical_path"] == ["one", "two"]
-        assert all(call["state"] == "finished" and call["spans"] for call in ended["calls"])
+        assert all(call["state"] == "ended" and call["spans"] for call in ended["calls"])
         status, answer = await rig.get(PROGRAMS + "/nobody/timeline")
         assert (status, answer["error"]["message"]) == (404, "there is no program 'nobody'")
 
@@ -101,7 +101,7 @@ async def test_an_open_call_is_in_the_timeline(serve: Any, wait_until: Any) -> N
         _, timeline = await rig.get(PROGRAMS + "/run/timeline")
 
         [call] = timeline["calls"]
-        assert (call["state"], call["outcome"], call["finish_s"]) == ("sent", None, None)
+        assert (call["state"], call["outcome"], call["finish_s"]) == ("in_engine", None, None)
         assert call["spans"][-1]["kind"] == "engine"
         assert call["spans"][-1]["finish_s"] == timeline["duration_s"]
         chat.cancel()

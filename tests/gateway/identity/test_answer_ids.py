@@ -11,6 +11,7 @@ import pytest
 from autellix_backend.gateway.identity.answer_ids import (
     LAST_IDS,
     MAX_IDS,
+    MAX_TOOLS,
     AnswerIds,
     is_unique,
     opens_tool_call,
@@ -126,7 +127,10 @@ def test_the_previous_response_is_an_engines_id_or_none(value: object, expected:
 RESPONSE = {
     "id": "resp_9f0c53a1d27be846",
     "object": "response",
-    "output": [{"type": "message", "id": "msg_1"}, {"type": "function_call", "id": "fc_1", "call_id": A}],
+    "output": [
+        {"type": "message", "id": "msg_1"},
+        {"type": "function_call", "id": "fc_1", "call_id": A, "name": "read"},
+    ],
 }
 READ = {"type": "function", "function": {"name": "read", "arguments": ""}}
 CHUNK = {"id": "chatcmpl-9f0c53a1d27be846", "object": "chat.completion.chunk"}
@@ -137,22 +141,25 @@ CHUNK = {"id": "chatcmpl-9f0c53a1d27be846", "object": "chat.completion.chunk"}
     [
         (
             {"choices": [{"message": {"tool_calls": [{"id": A, **READ}, {"id": B, **READ}]}}]},
-            AnswerIds(None, (A, B)),
+            AnswerIds(None, (A, B), ("read",)),
         ),
         ({"choices": [{"message": {"content": "hi", "tool_calls": None}}], **CHUNK}, AnswerIds()),
         (
             {"choices": [{"delta": {"tool_calls": [{"index": 0, "id": A, **READ}]}}], **CHUNK},
-            AnswerIds(None, (A,)),
+            AnswerIds(None, (A,), ("read",)),
         ),
-        ({"choices": [{"delta": {"tool_calls": [{"id": "call_0", **READ}]}}]}, AnswerIds()),
+        ({"choices": [{"delta": {"tool_calls": [{"id": "call_0", **READ}]}}]}, AnswerIds(tools=("read",))),
         (
             {"content": [{"type": "text"}, {"type": "tool_use", "id": A, "name": "read"}]},
-            AnswerIds(None, (A,)),
+            AnswerIds(None, (A,), ("read",)),
         ),
-        ({"content_block": {"type": "tool_use", "id": A, "name": "read"}}, AnswerIds(None, (A,))),
+        ({"content_block": {"type": "tool_use", "id": A, "name": "read"}}, AnswerIds(None, (A,), ("read",))),
         ({"content_block": {"type": "text", "id": A}}, AnswerIds()),
-        (RESPONSE, AnswerIds("resp_9f0c53a1d27be846", (A,))),
-        ({"type": "response.completed", "response": RESPONSE}, AnswerIds("resp_9f0c53a1d27be846", (A,))),
+        (RESPONSE, AnswerIds("resp_9f0c53a1d27be846", (A,), ("read",))),
+        (
+            {"type": "response.completed", "response": RESPONSE},
+            AnswerIds("resp_9f0c53a1d27be846", (A,), ("read",)),
+        ),
         ({"choices": "none"}, AnswerIds()),
     ],
 )
@@ -164,6 +171,13 @@ def test_an_answer_of_many_tool_calls_has_a_bounded_number_of_ids() -> None:
     calls = [{"id": unique(number), **READ} for number in range(1000)]
     answer = {"choices": [{"message": {"tool_calls": calls}}]}
     assert len(read_answer_ids(json.dumps(answer).encode()).tool_calls) == MAX_IDS
+
+
+def test_the_names_of_called_tools_are_bounded() -> None:
+    calls = [{"function": {"name": f"tool-{number}"}} for number in range(100)]
+    answer = {"choices": [{"message": {"tool_calls": [{"function": {"name": "x" * 2000}}, *calls]}}]}
+    found = read_answer_ids(json.dumps(answer).encode()).tools
+    assert (len(found), found[0]) == (MAX_TOOLS, "tool-0")
 
 
 @pytest.mark.parametrize(

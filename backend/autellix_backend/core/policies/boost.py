@@ -23,7 +23,7 @@ class Boost(Plas):
 
     name: ClassVar[str] = "boost"
     rule: ClassVar[str] = (
-        "the program that came first goes first, and little work done counts as coming earlier"
+        "programs run in order of arrival, and those with little work so far get a head start"
     )
     has_levels: ClassVar[bool] = False
     preempts: ClassVar[bool] = False

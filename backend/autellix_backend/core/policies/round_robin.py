@@ -21,7 +21,7 @@ class Rotation(Mlfq):
     """Rotate over all calls."""
 
     name: ClassVar[str] = "round_robin"
-    rule: ClassVar[str] = "calls rotate, each for one quantum"
+    rule: ClassVar[str] = "calls take turns of one quantum"
     has_levels: ClassVar[bool] = False
 
     def make_queue(self, inputs: QueueInputs) -> Queue:

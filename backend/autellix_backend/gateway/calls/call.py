@@ -13,7 +13,7 @@ from autellix_backend.gateway.calls.dialects import Dialect
 from autellix_backend.gateway.engines.handle import EngineHandle
 from autellix_backend.gateway.engines.queue import QueuedCall
 from autellix_backend.gateway.identity.aliases import FOREIGN_TOKEN
-from autellix_backend.gateway.identity.answer_ids import MAX_IDS, read_answer_ids
+from autellix_backend.gateway.identity.answer_ids import MAX_IDS, MAX_TOOLS, read_answer_ids
 from autellix_backend.gateway.identity.identity import Identity
 from autellix_backend.gateway.tenancy.tenants import Tenant
 from autellix_backend.observe.settled_call import Outcome, SettledCall
@@ -75,6 +75,8 @@ class GatewayCall(QueuedCall):
     """The id of its answer, which a later call may continue."""
     tool_calls: list[str] = field(default_factory=list)
     """The unique ids of the tool calls in its answer."""
+    asked_tools: list[str] = field(default_factory=list)
+    """The names of the tools that its answer calls."""
     receipt: Receipt | None = None
     """Set when the call is settled."""
 
@@ -107,9 +109,10 @@ class GatewayCall(QueuedCall):
 
     def note_ids(self, content: bytes) -> None:
         """Note the ids in a whole answer, or in an event of a stream."""
+        response_id, tool_calls, tools = read_answer_ids(content)
+        self.asked_tools += [tool for tool in tools if tool not in self.asked_tools][:MAX_TOOLS]
         if self.identity.source == FOREIGN_TOKEN:
             return
-        response_id, tool_calls = read_answer_ids(content)
         self.response_id = response_id or self.response_id
         self.tool_calls += tool_calls[: MAX_IDS - len(self.tool_calls)]
 
@@ -268,6 +271,7 @@ class GatewayCall(QueuedCall):
             stated_usage=self.usage,
             streamed_events=self.streamed_events,
             is_final=identity.is_final,
+            asked_tools=tuple(self.asked_tools),
             traceparent=self.headers.get("traceparent"),
         )
 

@@ -293,6 +293,17 @@ class EngineHandle:
             return self.queue.ordering.memory(self.clock())
         return self.snapshots.memory
 
+    @property
+    def slots(self) -> int:
+        """The calls that it runs at once, as far as that is known."""
+        if self.supervisor.is_up and self.snapshots.merged is not None:
+            return max(1, self.snapshots.merged.slots)
+        if ranks := self.link.facts.values():
+            return sum(facts.slots for facts in ranks)
+        bound = self.in_flight.calls
+        slots = bound if bound < math.inf else self._settings.engine.max_num_seqs or USUAL_SLOTS
+        return int(max(1, min(slots, self.in_flight.running)))
+
     def silence_s(self) -> float:
         """Return the seconds since a reporting engine with open calls last sent anything."""
         busy_since_s = self.queue.busy_since_s
@@ -326,14 +337,10 @@ class EngineHandle:
         The fastest engine's speed stands in for its own while that is stale.
         """
         snapshot = self.snapshots.merged if self.supervisor.is_up else None
-        limits = self._settings.engine
-        bound, others, kv_tokens = self.in_flight.calls, 0, math.inf
-        slots = int(bound) if bound < math.inf else limits.max_num_seqs or USUAL_SLOTS
+        slots, others, kv_tokens = self.slots, 0, math.inf
         if ranks := self.link.facts.values():
-            slots = sum(facts.slots for facts in ranks)
             kv_tokens = sum(math.inf if facts.kv_tokens is None else facts.kv_tokens for facts in ranks)
         if snapshot is not None:
-            slots = max(1, snapshot.slots)
             others = max(0, snapshot.running + snapshot.waiting - self.snapshots.open_calls)
             kv_tokens = snapshot.kv_total_blocks * snapshot.kv_block_tokens
         calls = self.open_calls + others

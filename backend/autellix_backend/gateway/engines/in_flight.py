@@ -42,6 +42,11 @@ class LearnedBound:
         self._growth = 1
         self._last: QueueLengths | None = None
 
+    @property
+    def running(self) -> float:
+        """The calls that ran at the last reading while others waited there; infinity if none waited."""
+        return self._last.running if self._last is not None and self._last.waiting else math.inf
+
     def observe(self, seen: QueueLengths, in_flight: int, *, is_held: bool) -> None:
         """Adjust the bound to a reading.
 
@@ -101,6 +106,11 @@ class InFlightBound:
     def calls(self) -> float:
         """The calls that may be in flight; infinity without a bound."""
         return self._learned.calls if self._configured is None else self._configured
+
+    @property
+    def running(self) -> float:
+        """The calls that the engine ran while others waited there, at the last reading; else infinity."""
+        return self._learned.running
 
     @property
     def can_learn(self) -> bool:

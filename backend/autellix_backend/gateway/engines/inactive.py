@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from autellix_backend.reports.snapshot import AdmissionSnapshot
 
-_ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth")
-
 
 @dataclass(frozen=True, slots=True)
 class Inactive:
@@ -21,19 +19,10 @@ class Inactive:
     @property
     def text(self) -> str:
         """The reason in words."""
-        working_set = self.working_set
-        used, capacity = working_set.working_set_tokens, working_set.capacity_tokens
-        fits = used + self.context_tokens <= capacity
-        why = "waits behind earlier programs" if fits else "does not fit"
-        programs = f"{working_set.active_programs} active program{'s' * (working_set.active_programs != 1)}"
-        return (
-            f"inactive: its {self.context_tokens:,}-token context {why} beside {programs} "
-            f"({used:,} of {capacity:,} tokens); {_ordinal(self.place)} in order"
-        )
-
-
-def _ordinal(place: int) -> str:
-    if place <= len(_ORDINALS):
-        return _ORDINALS[place - 1]
-    suffix = "th" if place % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(place % 10, "th")
-    return f"{place}{suffix}"
+        working_set, ahead = self.working_set, self.place - 1
+        capacity = working_set.capacity_tokens
+        free = max(0, capacity - working_set.working_set_tokens)
+        programs = f"{ahead} programs are" if ahead > 1 else f"{'1' if ahead else 'No'} program is"
+        but = ", but" if ahead and self.context_tokens <= free else "."
+        needs = f"it needs {self.context_tokens:,} tokens, {free:,} of {capacity:,} are free"
+        return f"{needs}{but} {programs} ahead of it"

@@ -91,8 +91,13 @@ class EngineQueue:
         if (obstacle := self._obstacle()) is not None:
             return obstacle
         if (inactive := self.ordering.inactive(key)) is not None:
-            return f"{inactive.text} ({ESTIMATED})"
+            return f"it waits for KV memory: {inactive.text} ({ESTIMATED})"
         return f"the calls in flight at {self.engine} have reached the limit of {self.ordering.slots}"
+
+    def waits_for_memory(self, key: str) -> bool:
+        """Whether a call waits here because its program is inactive."""
+        is_queued = key in self._queued and self._obstacle() is None
+        return is_queued and self.ordering.inactive(key) is not None
 
     @property
     def in_flight(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from autellix_backend.gateway.explain.overview import OpenCallState, ProgramState
+from autellix_backend.observe.states import EnginePhase, ProgramState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,12 +27,17 @@ class CallExplanation:
     thread_id: str
     thread_name: str | None = None
     engine: str
-    state: OpenCallState
+    state: ProgramState
+    state_text: str
+    """The state in words."""
+    phase: EnginePhase | None = None
     text: str
     open_s: float
     """Time since its arrival at the gateway."""
-    since_s: float | None = None
-    """How long it has been running, or waiting in the engine."""
+    state_s: float
+    """How long it has been in this state."""
+    wait_s: float
+    """All its waiting up to now."""
     level: int
     level_min_s: float | None = None
     """Attained service at which its queue level begins."""
@@ -66,9 +71,14 @@ class ProgramExplanation:
     name: str | None
     flags: tuple[str, ...]
     state: ProgramState
+    state_text: str
+    state_s: float
+    wait_s: float
+    """All waiting of its calls, that of open calls up to now."""
+    tools: tuple[str, ...]
+    """Between calls: the tools that its last answer asked for."""
     policy: str
     text: str
-    idle_s: float | None
     snapshot_age_s: float | None
     """The age of the oldest snapshot used."""
     calls: tuple[CallExplanation, ...]

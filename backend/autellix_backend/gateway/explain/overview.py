@@ -1,42 +1,45 @@
-"""Where open calls are: at the gateway, or waiting or running in an engine by its last snapshot."""
+"""Where open calls are: at the gateway, or waiting or running in an engine by its last snapshot.
+
+A snapshot is up to a second old. Of the calls that were sent since, those for which it shows a free slot
+count as being in the engine, in the order of sending, and the others as waiting.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from itertools import chain
 
+from autellix_backend.core.balance.memory import MemoryReport
 from autellix_backend.gateway.calls.call import GatewayCall
 from autellix_backend.gateway.engines.handle import EngineHandle
+from autellix_backend.observe.settled_call import SettledCall
+from autellix_backend.observe.states import WAITING, EnginePhase, ProgramState, state_text
 from autellix_backend.reports.snapshot import CallSnapshot, EngineSnapshot
 from autellix_backend.stores.base import ProgramView
 
 _ABSENT = (None, None)
 
 
-class OpenCallState(StrEnum):
-    """Where an open call is."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallPlace:
+    """Where an open call is, or the program of some."""
 
-    QUEUED = "queued"
-    """At the gateway, in the queue of its engine."""
-    WAITING = "waiting"
-    """In the engine, without a slot."""
-    RUNNING = "running"
-    SENT = "sent"
-    """In an engine that sends no snapshots, or whose last one does not show the call."""
+    state: ProgramState
+    phase: EnginePhase | None = None
+    """What it does in its engine; None if it is not there, or if that is not known."""
+    state_s: float
+    """How long it has been in this state."""
+    wait_s: float
+    """All its waiting up to now, at the gateway and in the engine."""
+    tools: tuple[str, ...] = ()
+    """Of a program between calls: the tools that its last answer called."""
 
-
-class ProgramState(StrEnum):
-    """What a program is doing."""
-
-    RUNNING = "running"
-    WAITING = "waiting"
-    """All its open calls wait."""
-    IDLE = "idle"
-    """It has no open call."""
-    ENDING = "ending"
-    """It was ended and leaves with its last open call."""
+    @property
+    def text(self) -> str:
+        """The state in words, with the phase or the tools."""
+        return state_text(self.state, self.phase, self.tools)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,8 +57,14 @@ class EngineView:
     """The last snapshot of each data-parallel rank; `snapshot` is their sum."""
     age_s: float | None = None
     """The snapshot's age."""
+    slots: float = math.inf
+    """The calls that it runs at once, as far as that is known."""
+    memory: MemoryReport | None = None
+    """The working set in its last snapshot; None where every program may run."""
     why_queued: Callable[[str], str | None] = lambda _: None
     """Returns why the call of a key waits at the gateway; None once the call was sent."""
+    waits_for_memory: Callable[[str], bool] = lambda _: False
+    """Returns whether the call of a key waits at the gateway because its program is inactive."""
 
 
 def engine_view(handle: EngineHandle) -> EngineView:
@@ -68,7 +77,10 @@ def engine_view(handle: EngineHandle) -> EngineView:
         snapshot=handle.snapshots.merged if is_up else None,
         ranks=tuple(handle.snapshots.by_rank.values()) if is_up else (),
         age_s=handle.snapshot_age_s if is_up else None,
+        slots=handle.slots,
+        memory=handle.snapshots.memory if is_up else None,
         why_queued=handle.queue.why_queued,
+        waits_for_memory=handle.queue.waits_for_memory,
     )
 
 
@@ -86,12 +98,19 @@ class Overview:
         self.now = now
         """The moment, on the store's clock."""
         self._calls: dict[str, list[GatewayCall]] = {}
-        for call in calls:
-            self._calls.setdefault(call.start.program_id, []).append(call)
         self._in_engines: dict[str, tuple[CallSnapshot, EngineSnapshot]] = {}
         for snapshot in chain.from_iterable(engine.ranks for engine in engines.values()):
             # In queue order, so the last of a call's parallel choices counts.
             self._in_engines.update((entry.call_id, (entry, snapshot)) for entry in snapshot.calls)
+        self._unseen: dict[str, ProgramState] = {}
+        """The states of calls that were sent, and that no snapshot shows."""
+        sent: dict[str, list[GatewayCall]] = {}
+        for call in calls:
+            self._calls.setdefault(call.start.program_id, []).append(call)
+            if self.why_queued(call) is None and self.in_engine(call) is None:
+                sent.setdefault(call.engine, []).append(call)
+        for name, unseen in sent.items():
+            self._unseen.update(_unseen_states(unseen, engines.get(name)))
 
     def calls_of(self, program_id: str) -> list[GatewayCall]:
         """Return a program's open calls, oldest first."""
@@ -102,8 +121,8 @@ class Overview:
         return {call.engine: self.engines.get(call.engine) for call in self.calls_of(program_id)}
 
     def in_engine(self, call: GatewayCall) -> CallSnapshot | None:
-        """Return the call's entry in its engine's last snapshot."""
-        return self._in_engines.get(call.engine_key, _ABSENT)[0]
+        """Return the call's entry in its engine's last snapshot; None once the engine reported its end."""
+        return None if _has_ended(call) else self._in_engines.get(call.engine_key, _ABSENT)[0]
 
     def rank_of(self, call: GatewayCall) -> EngineSnapshot | None:
         """Return the snapshot of the call's data-parallel rank."""
@@ -114,23 +133,155 @@ class Overview:
         engine = self.engines.get(call.engine)
         return None if engine is None else engine.why_queued(call.start.key)
 
-    def call_state(self, call: GatewayCall) -> OpenCallState:
+    def place_of(self, call: GatewayCall) -> CallPlace:
         """Return where an open call is."""
-        if self.why_queued(call) is not None:
-            return OpenCallState.QUEUED
-        entry, engine = self.in_engine(call), self.engines.get(call.engine)
-        if entry is not None:
-            return OpenCallState.RUNNING if entry.is_running else OpenCallState.WAITING
-        # A snapshot leaves out only calls at the end of the queue.
-        is_cut_off = engine is not None and engine.snapshot is not None and engine.snapshot.left_out > 0
-        return OpenCallState.WAITING if is_cut_off else OpenCallState.SENT
+        engine = self.engines.get(call.engine)
+        entry, snapshot = self.in_engine(call), self.rank_of(call)
+        if engine is not None and engine.why_queued(call.start.key) is not None:
+            for_memory = engine.waits_for_memory(call.start.key)
+            state = ProgramState.WAITING_FOR_MEMORY if for_memory else ProgramState.WAITING_FOR_SLOT
+            state_s = self.now - call.since_s
+            return CallPlace(state=state, state_s=state_s, wait_s=call.wait_s + state_s)
+        if entry is None or snapshot is None:
+            return self._place_unseen(call)
+        age_s = 0.0 if engine is None else engine.age_s or 0.0
+        state = _state_of(entry, snapshot)
+        return CallPlace(
+            state=state,
+            phase=_phase_of(entry, call) if entry.is_running else None,
+            state_s=entry.since_s + age_s,
+            wait_s=call.wait_s + entry.wait_s + (0.0 if entry.is_running else age_s),
+        )
+
+    def _place_unseen(self, call: GatewayCall) -> CallPlace:
+        """Return where a call is that was sent, and that no snapshot shows."""
+        state = self._unseen.get(call.start.key, ProgramState.IN_ENGINE)
+        state_s = self.now - (call.began_s if call.sent_s is None else call.sent_s)
+        waited_s = (
+            state_s if state in WAITING else max((report.wait_s for report in call.reports), default=0.0)
+        )
+        has_begun = state is ProgramState.IN_ENGINE and call.first_bytes_s is not None
+        return CallPlace(
+            state=state,
+            phase=EnginePhase.DECODE if has_begun else None,
+            state_s=state_s,
+            wait_s=call.wait_s + waited_s,
+        )
+
+    def call_state(self, call: GatewayCall) -> ProgramState:
+        """Return what an open call is doing."""
+        return self.place_of(call).state
 
     def program_state(self, view: ProgramView) -> ProgramState:
-        """Return what a program is doing; calls that only another gateway knows count as running."""
+        """Return what a program is doing; `program_place` has more."""
+        return self.program_place(view).state
+
+    def program_place(self, view: ProgramView, settled: Sequence[SettledCall] = ()) -> CallPlace:
+        """Return what a program is doing: what the call does that is furthest, and the waiting of all.
+
+        Calls that only another gateway knows count as being in their engine. `settled` are its calls that
+        this gateway settled, the last one last.
+        """
         if not view.active_calls:
-            return ProgramState.IDLE
-        if view.is_ending:
-            return ProgramState.ENDING
-        states = set(map(self.call_state, self.calls_of(view.program_id)))
-        is_waiting = bool(states) and states <= {OpenCallState.QUEUED, OpenCallState.WAITING}
-        return ProgramState.WAITING if is_waiting else ProgramState.RUNNING
+            return CallPlace(
+                state=ProgramState.BETWEEN_CALLS,
+                state_s=self.now - view.last_event_s,
+                wait_s=0.0,
+                tools=settled[-1].asked_tools if settled else (),
+            )
+        places = list(map(self.place_of, self.calls_of(view.program_id)))
+        states = {place.state for place in places}
+        state = next((each for each in _FURTHEST_FIRST if each in states), ProgramState.IN_ENGINE)
+        found = [place for place in places if place.state is state]
+        phases = {place.phase for place in found}
+        return CallPlace(
+            state=state,
+            phase=next(
+                (phase for phase in (EnginePhase.DECODE, EnginePhase.PREFILL) if phase in phases), None
+            ),
+            state_s=max((place.state_s for place in found), default=self.now - view.last_event_s),
+            wait_s=sum(place.wait_s for place in places),
+        )
+
+
+_FURTHEST_FIRST = (ProgramState.IN_ENGINE, ProgramState.WAITING_FOR_SLOT, ProgramState.WAITING_FOR_MEMORY)
+
+
+def _has_ended(call: GatewayCall) -> bool:
+    """Return whether the engine has reported the end of a call whose answer is on its way."""
+    return len(call.reports) >= call.body.record_count
+
+
+def _state_of(entry: CallSnapshot, snapshot: EngineSnapshot) -> ProgramState:
+    if entry.is_running:
+        return ProgramState.IN_ENGINE
+    is_inactive = entry.inactive_place is not None or not entry.is_admitted
+    return (
+        ProgramState.WAITING_FOR_MEMORY
+        if is_inactive or _lacks_blocks(snapshot)
+        else ProgramState.WAITING_FOR_SLOT
+    )
+
+
+def _phase_of(entry: CallSnapshot, call: GatewayCall) -> EnginePhase | None:
+    """Return what a running call does; an engine of an earlier version does not say so."""
+    if entry.is_decoding is None:
+        return None if call.first_bytes_s is None else EnginePhase.DECODE
+    return EnginePhase.DECODE if entry.is_decoding else EnginePhase.PREFILL
+
+
+def _lacks_blocks(snapshot: EngineSnapshot) -> bool:
+    """Return whether the first waiting calls of an engine find a slot, and no KV blocks."""
+    return snapshot.is_block_short and snapshot.running < snapshot.slots
+
+
+def _unseen_states(calls: list[GatewayCall], engine: EngineView | None) -> Mapping[str, ProgramState]:
+    """Return the states of calls that were sent to an engine, and that no snapshot shows."""
+    if engine is None:
+        return {}
+    free = _free_slots(engine)
+    states: dict[str, ProgramState] = {}
+    for call in sorted(calls, key=_sent_order):
+        if _has_ended(call):
+            state = ProgramState.IN_ENGINE
+        elif call.first_bytes_s is not None or (free >= 1 and not _needs_memory(call, engine)):
+            state = ProgramState.IN_ENGINE
+            free -= 1
+        else:
+            for_memory = _needs_memory(call, engine)
+            state = ProgramState.WAITING_FOR_MEMORY if for_memory else ProgramState.WAITING_FOR_SLOT
+        states[call.start.key] = state
+    return states
+
+
+def _sent_order(call: GatewayCall) -> tuple[bool, float]:
+    """Return the place of a call among those sent: streams that have begun hold slots."""
+    return call.first_bytes_s is None, math.inf if call.sent_s is None else call.sent_s
+
+
+def _free_slots(engine: EngineView) -> float:
+    """Return the slots that an engine has beyond those of the calls that its last snapshot shows."""
+    snapshot = engine.snapshot
+    if engine.failure is not None:
+        return 0.0
+    if snapshot is None:
+        return engine.slots
+    inactive = 0 if snapshot.demand is None else snapshot.demand.inactive_calls
+    return snapshot.slots - snapshot.running - max(0, snapshot.waiting - inactive)
+
+
+def _needs_memory(call: GatewayCall, engine: EngineView) -> bool:
+    """Return whether a call that was sent to an engine waits there for KV memory, by its last snapshot."""
+    snapshot, memory = engine.snapshot, engine.memory
+    if snapshot is None:
+        return False
+    if _lacks_blocks(snapshot):
+        return True
+    # Of calls for which a snapshot has no room, those of inactive programs come last.
+    if memory is None or snapshot.left_out > memory.inactive_calls:
+        return False
+    program_id = call.start.program_id
+    if program_id in memory.known:
+        return program_id in memory.inactive
+    is_full = memory.active_tokens + call.prompt_tokens > memory.capacity_tokens
+    return is_full or memory.inactive_calls > 0

@@ -5,14 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from autellix_backend.core.balance import Placement
+from autellix_backend.core.boost import ONE_SIZE_SPREAD
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.policies import make_policy
+from autellix_backend.gateway.calls.call import GatewayCall
+from autellix_backend.gateway.engines.inactive import Inactive
 from autellix_backend.gateway.explain.explanations import CallExplanation, ProgramAhead
-from autellix_backend.gateway.explain.overview import EngineView, ProgramState
+from autellix_backend.gateway.explain.overview import CallPlace, EngineView
 from autellix_backend.observe.durations import seconds
-from autellix_backend.reports.snapshot import CallSnapshot, EngineSnapshot
+from autellix_backend.observe.states import ProgramState
+from autellix_backend.reports.snapshot import BoostSnapshot, CallSnapshot, EngineSnapshot
 from autellix_backend.stores.base import ProgramView
 from autellix_wire.flags import IMPLICIT
+
+LEAST_HEAD_START_S = 0.05
+"""Shorter ones are not stated."""
 
 
 def joined(*parts: str) -> str:
@@ -32,23 +39,28 @@ def implicit_text(flags: Iterable[str]) -> str:
 
 def program_text(
     view: ProgramView,
-    state: ProgramState,
-    idle_s: float | None,
+    place: CallPlace,
+    wait_s: float,
     config: SchedulerConfig,
     *,
     has_tenants: bool,
 ) -> str:
-    """Return what a program has received, and what orders its calls or how long it has been idle."""
-    attained = (
-        f"It has attained {seconds(view.service_s)} of service, as policy {config.policy} counts it, "
-        f"and waited {seconds(view.wait_s)} over {_count(view.finished_calls, 'finished call')}."
-    )
-    if idle_s is not None:
-        return f"It has had no open call for {seconds(idle_s)}. {_tools_text(view)} {attained}"
-    order = f"nder policy {config.policy} {make_policy(config.policy).rule}."
-    first = "The tenant furthest behind its share goes first. Within a tenant, u" if has_tenants else "U"
-    ending = "It was ended and leaves with its last open call." if state is ProgramState.ENDING else ""
-    return joined(ending, attained, first + order)
+    """Return what a program has used, and what orders its calls or how long it has had none."""
+    if view.finished_calls:
+        finished = (
+            f"{_count(view.finished_calls, 'call')} {'has' if view.finished_calls == 1 else 'have'} finished"
+        )
+        used = (
+            f"{finished}; it has used {seconds(view.service_s)} of engine time and waited {seconds(wait_s)}."
+        )
+    else:
+        used = f"No call has finished yet; it has waited {seconds(wait_s)}."
+    if place.state is ProgramState.BETWEEN_CALLS:
+        return joined(f"No call has been open for {seconds(place.state_s)}.", _tools_text(view, place), used)
+    order = f"olicy {config.policy}: {make_policy(config.policy).rule}."
+    first = "The tenant furthest behind its share goes first; within a tenant, p" if has_tenants else "P"
+    ending = "It was ended and leaves when its last open call finishes." if view.is_ending else ""
+    return joined(ending, used, first + order)
 
 
 def placement_text(placement: Placement | None) -> str:
@@ -56,43 +68,50 @@ def placement_text(placement: Placement | None) -> str:
     if placement is None:
         return ""
     engine, context = placement.engine, f"its {placement.context_tokens:,}-token context"
-    wait = f"would wait about {seconds(placement.wait_s)} for memory" if placement.wait_s else "fits at once"
     shared = ""
     if placement.shared_tokens:
-        shared = f"; {placement.shared_tokens:,} more tokens are shared with programs there"
+        shared = f"; it shares {placement.shared_tokens:,} more tokens with programs there"
+    wait = f"would wait about {seconds(placement.wait_s)} for memory" if placement.wait_s else "fits at once"
     if placement.left is None:
-        return f"It was placed on {engine}: {context} {wait} there{shared}."
+        return f"It was placed on {engine}, where {context} {wait}{shared}."
     moved = f"It was moved from {placement.left} to {engine}"
     if placement.left_wait_s <= placement.wait_s:
-        return f"{moved}: calls wait longer there than {context} takes to recompute."
-    waited = f"would have waited {seconds(placement.left_wait_s)} for memory"
-    rest = f"about {seconds(placement.wait_s)}" if placement.wait_s else "fits at once"
-    return f"{moved}: {context} {waited} there, and here {rest}{shared}."
+        return f"{moved}: calls waited longer on {placement.left} than {context} takes to recompute."
+    waited = f"would have waited {seconds(placement.left_wait_s)} for memory on {placement.left}"
+    return f"{moved}: {context} {waited} and {wait} on {engine}{shared}."
 
 
-def sent_text(name: str, engine: EngineView | None, open_s: float) -> str:
+def sent_text(call: GatewayCall, engine: EngineView | None, place: CallPlace) -> str:
     """Return what is known of a call that its engine's last snapshot does not show."""
-    sent = f"It was sent to {name} {seconds(open_s)} ago"
+    sent = f"Sent to {call.engine} {seconds(place.state_s)} ago"
     if engine is None:
         return f"{sent}; that engine has left the pool."
     if engine.failure is not None:
         return f"{sent}; that engine is down: {engine.failure}."
+    if call.reports:
+        return f"{sent}; the engine has finished it, and its answer is on the way."
     if not engine.sends_snapshots:
         return f"{sent}; {engine.silence}."
-    if engine.snapshot is None or engine.age_s is None:
-        return f"{sent}; that engine has not reported its queue yet."
-    snapshot = f"that engine's last snapshot, {seconds(engine.age_s)} old"
-    if engine.snapshot.left_out:
-        return f"{sent}; it is behind the first {_count(len(engine.snapshot.calls), 'call')} in {snapshot}."
-    return f"{sent}; it is not in {snapshot}."
+    if engine.snapshot is not None and engine.snapshot.left_out:
+        return f"{sent}; it waits behind the first {_count(len(engine.snapshot.calls), 'call')} there."
+    return f"{sent}; the engine has not reported it yet."
+
+
+def inactive_text(inactive: Inactive) -> str:
+    """Return why the calls of a program wait for KV memory."""
+    return f"It waits for KV memory: {inactive.text}."
 
 
 def waiting_text(
     explanation: CallExplanation, entry: CallSnapshot, snapshot: EngineSnapshot, config: SchedulerConfig
 ) -> str:
     """Return why a call waits in its engine."""
+    facts = [
+        f"position {entry.place} of {snapshot.running + snapshot.waiting}",
+        *_history(explanation, entry),
+    ]
     return joined(
-        f"It has waited {_place_text(explanation, entry, snapshot)}.",
+        f"It has waited {seconds(explanation.state_s)} at {explanation.engine} ({', '.join(facts)}).",
         _level_text(explanation, entry, config),
         _ahead_text(explanation),
         _shortage_text(explanation.short_of, snapshot),
@@ -100,56 +119,63 @@ def waiting_text(
     )
 
 
-def running_text(
-    explanation: CallExplanation, entry: CallSnapshot, snapshot: EngineSnapshot, config: SchedulerConfig
-) -> str:
+def running_text(explanation: CallExplanation, entry: CallSnapshot, config: SchedulerConfig) -> str:
     """Return how long a call has been running, and what can end that."""
+    facts = _history(explanation, entry)
+    history = f" ({', '.join(facts)})" if facts else ""
     return joined(
-        f"It has been running for {_place_text(explanation, entry, snapshot)}.",
+        f"It has been in {explanation.engine} for {seconds(explanation.state_s)}{history}.",
         _level_text(explanation, entry, config),
         _preemption_text(explanation, config),
         _demotion_text(explanation, config),
     )
 
 
-def boost_text(age_s: float, work: float, counted_age_s: float | None, strength_s: float) -> str:
-    """Return how policy `boost` counts a program's arrival."""
-    arrived = f"Its program arrived {seconds(age_s)} ago, with {work:,.0f} tokens of work done"
-    if strength_s <= 0:
-        return f"{arrived}; programs do not differ in size, so they run in order of arrival."
-    if counted_age_s is not None:
-        arrived = f"{arrived}, and counts as having arrived {seconds(counted_age_s)} ago"
-    return f"{arrived}; little work counts as an earlier arrival, at a strength of {seconds(strength_s)}."
+def boost_text(age_s: float, work: float, head_start_s: float | None, boost: BoostSnapshot) -> str:
+    """Return how policy `boost` orders a call's program, of which the engine may not state the head start."""
+    arrived = f"Its program arrived {seconds(age_s)} ago and has done {work:,.0f} tokens of work"
+    if boost.strength_s <= 0:
+        is_learnt = 0 < boost.spread <= ONE_SIZE_SPREAD
+        known, unknown = "the programs that ended differ little in size", "too few have ended to tell"
+        why = known if is_learnt else unknown
+        return f"{arrived}. No program has a head start now: {why}."
+    if head_start_s is None:
+        return f"{arrived}; programs with little work get a head start."
+    if head_start_s < LEAST_HEAD_START_S:
+        return f"{arrived}: too much for a head start."
+    return f"{arrived}: a head start of {seconds(head_start_s)} for little work."
 
 
-def _tools_text(view: ProgramView) -> str:
-    reported = "Tools that run between calls are reported with the next call"
+def _tools_text(view: ProgramView, place: CallPlace) -> str:
+    if place.tools:
+        called = f"Its last answer called {', '.join(place.tools)}."
+    else:
+        called = "(A tool may be running; it shows with the next call.)"
     if not view.last_interceptions:
-        return f"{reported}."
+        return called
     tools = ", ".join(f"{tool} ({seconds(duration_s)})" for tool, duration_s in view.last_interceptions)
-    return f"{reported}; before the last call ran {tools}."
+    return f"{called} Tools before its last call: {tools}."
 
 
-def _place_text(explanation: CallExplanation, entry: CallSnapshot, snapshot: EngineSnapshot) -> str:
-    history = ""
-    if entry.preemptions:
-        preempted = _count(entry.preemptions, "time")
-        history = f" (preempted {preempted}, {seconds(entry.wait_s)} of waiting in total)"
-    where = f"in {explanation.engine}, at position {entry.place} of {snapshot.running + snapshot.waiting}"
-    return f"{seconds(entry.since_s)}{history} {where}"
+def _history(explanation: CallExplanation, entry: CallSnapshot) -> list[str]:
+    """Return what preemptions have cost a call; nothing without any."""
+    if not entry.preemptions:
+        return []
+    waited = f"{seconds(explanation.wait_s)} of waiting in all"
+    return [f"preempted {_count(entry.preemptions, 'time')}", waited]
 
 
 def _level_text(explanation: CallExplanation, entry: CallSnapshot, config: SchedulerConfig) -> str:
+    own, total = seconds(entry.service_s), seconds(entry.program_service_s + entry.service_s)
+    used = f"Its program has used {total} of engine time."
+    if entry.service_s:
+        used = f"It has used {own} of engine time; its program {total} in all."
     if explanation.level_min_s is None:
-        where = f"Policy {config.policy} has no levels of attained service"
-    else:
-        span = _span(explanation.level_min_s, explanation.level_max_s)
-        where = f"queue level {entry.level} of {config.level_count} (attained service {span})"
-        is_promoted = entry.promotions and entry.level == 1
-        where = f"Anti-starvation promoted it to {where}" if is_promoted else f"It is in {where}"
-    attained = f"its program had attained {seconds(entry.inherited_service_s)} when it arrived"
-    own = f", and it has attained {seconds(entry.service_s)} since" if entry.service_s else ""
-    return f"{where}; {attained}{own}."
+        return used
+    span = _span(explanation.level_min_s, explanation.level_max_s)
+    level = f"queue level {entry.level} of {config.level_count} ({span} of engine time)"
+    is_promoted = entry.promotions and entry.level == 1
+    return f"{f'Anti-starvation promoted it to {level}' if is_promoted else f'It is in {level}'}. {used}"
 
 
 def _span(low_s: float, high_s: float | None) -> str:
@@ -171,7 +197,7 @@ def _ahead_text(explanation: CallExplanation) -> str:
 def _program_text(program: ProgramAhead, *, has_levels: bool) -> str:
     facts = [f"level {program.level}"] if has_levels else []
     if program.service_s is not None:
-        facts.append(f"{seconds(program.service_s)} of service")
+        facts.append(f"{seconds(program.service_s)} of engine time")
     name = "another tenant's program" if program.program_id is None else program.program_id
     return f"{name} ({', '.join([*facts, _count(program.calls, 'call')])})"
 
@@ -181,17 +207,17 @@ def _shortage_text(short_of: str | None, snapshot: EngineSnapshot) -> str:
         return f"All {_count(snapshot.slots, 'slot')} are taken."
     if short_of == "kv_blocks":
         used = f"{snapshot.kv_used_blocks} of {snapshot.kv_total_blocks} blocks"
-        return f"Slots are free, but KV memory is scarce: {used} are in use."
+        return f"Slots are free, but KV memory is not: {used} are in use."
     return "Slots and KV blocks are free: it should start within a few steps."
 
 
 def _promotion_text(entry: CallSnapshot, config: SchedulerConfig) -> str:
     if entry.promotion_s is None:
         return ""
-    promotes = f"Anti-starvation (beta {config.beta:g}) promotes it to level 1"
+    promotes = f"anti-starvation (beta {config.beta:g}) promotes it to level 1"
     if entry.promotion_s == 0:
-        return f"{promotes} at the next scheduling decision."
-    return f"{promotes} after {seconds(entry.promotion_s)} more of waiting."
+        return f"At the next scheduling decision {promotes}."
+    return f"After {seconds(entry.promotion_s)} more of waiting {promotes}."
 
 
 def _preemption_text(explanation: CallExplanation, config: SchedulerConfig) -> str:
@@ -201,14 +227,14 @@ def _preemption_text(explanation: CallExplanation, config: SchedulerConfig) -> s
     levels = f"level {level} or better" if level > 1 else "level 1"
     is_preempted = "is preempted" if config.preemption == "always" else "can be preempted"
     wait = "waits" if calls == 1 else "wait"
-    return f"It {is_preempted} once {_count(calls, 'more call')} of {levels} {wait}."
+    return f"It {is_preempted} when {_count(calls, 'more call')} of {levels} {wait}."
 
 
 def _demotion_text(explanation: CallExplanation, config: SchedulerConfig) -> str:
     left_s = explanation.quantum_left_s
     if left_s is None or explanation.level_min_s is None or not config.demotes:
         return ""
-    after = f"After {seconds(max(0.0, left_s))} more of service"
+    after = f"After {seconds(max(0.0, left_s))} more of engine time"
     return f"{after} it is demoted to level {explanation.level + 1}."
 
 

@@ -10,9 +10,10 @@ from itertools import chain, islice
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.policies import make_policy
 from autellix_backend.gateway.calls.call import GatewayCall
-from autellix_backend.gateway.explain.overview import Overview, ProgramState
+from autellix_backend.gateway.explain.overview import Overview
 from autellix_backend.gateway.tenancy.tenants import Tenant
 from autellix_backend.observe.settled_call import SettledCall
+from autellix_backend.observe.states import WORDS, EnginePhase, ProgramState
 from autellix_backend.reports.snapshot import CallSnapshot
 from autellix_backend.stores.base import CallStart, ProgramView, StoredCall
 
@@ -27,6 +28,14 @@ class ProgramRow:
     program_id: str
     name: str | None
     state: ProgramState
+    state_text: str
+    """The state in words, with the phase or the tools."""
+    state_s: float
+    """How long it has been in this state; with several calls, the one that has longest."""
+    phase: EnginePhase | None
+    """What it does in its engine; None elsewhere, or if that is not known."""
+    tools: tuple[str, ...]
+    """Between calls: the tools that its last answer asked for, which its client should be running."""
     session_ids: tuple[str, ...]
     flags: tuple[str, ...]
     engines: tuple[str, ...]
@@ -36,23 +45,26 @@ class ProgramRow:
     thread_names: tuple[str, ...]
     active_calls: int
     finished_calls: int
-    level: int
-    """The best queue level of its calls, or without calls the level that its next call would enter."""
+    level: int | None
+    """The best queue level of its calls, or without calls the level that its next call would enter; None
+    under policies without levels."""
     service_s: float
     """Attained service as the policy counts it."""
     total_service_s: float
     wait_s: float
+    """All waiting of its calls, that of open calls up to now."""
     ratio: float | None
-    """Waiting over attained service."""
+    """Waiting over attained service, as the policy counts both; None without service, and under policies
+    without levels."""
     kv_share: float | None
-    """The share of its engines' KV blocks that its calls hold; None without a snapshot."""
+    """The share of its engines' KV blocks that its calls hold, shared blocks counted once; None without a
+    snapshot."""
     prompt_tokens: int
     cached_tokens: int
     output_tokens: int
     intercepted_s: float
     """Time that its tools took at the client."""
     age_s: float
-    idle_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +85,8 @@ class CallRow:
     parents: tuple[str, ...] | None
     flags: tuple[str, ...]
     interceptions: tuple[ToolRow, ...]
-    state: str
+    state: ProgramState
+    state_text: str
     start_s: float
     finish_s: float | None
     duration_s: float
@@ -105,7 +118,8 @@ def program_row(
 
     `settled` are its settled calls, as far as this gateway served them.
     """
-    state = overview.program_state(view)
+    place = overview.program_place(view, settled)
+    has_levels = make_policy(config.policy).has_levels
     calls = overview.calls_of(view.program_id)
     threads = threads_of(chain((call.start for call in settled), (call.start for call in calls)))
     last_engine = (settled[-1].engine,) if settled else ()
@@ -113,7 +127,11 @@ def program_row(
     return ProgramRow(
         program_id=viewer.shown(view.program_id),
         name=view.name,
-        state=state,
+        state=place.state,
+        state_text=place.text,
+        state_s=place.state_s,
+        phase=place.phase,
+        tools=place.tools,
         session_ids=tuple(map(viewer.shown, view.session_ids)),
         flags=view.flags,
         engines=tuple(overview.engines_of(view.program_id)) or last_engine,
@@ -121,18 +139,17 @@ def program_row(
         thread_names=names_of(threads),
         active_calls=view.active_calls,
         finished_calls=view.finished_calls,
-        level=_level(view, entries, config),
+        level=_level(view, entries, config) if has_levels else None,
         service_s=view.service_s,
         total_service_s=view.total_service_s,
-        wait_s=view.wait_s,
-        ratio=view.wait_s / view.service_s if view.service_s > 0 else None,
+        wait_s=finished_wait_s(view, settled) + place.wait_s,
+        ratio=view.wait_s / view.service_s if has_levels and view.service_s > 0 else None,
         kv_share=_kv_share(view.program_id, entries, overview),
         prompt_tokens=view.prompt_tokens,
         cached_tokens=view.cached_tokens,
         output_tokens=view.output_tokens,
         intercepted_s=view.intercepted_s,
         age_s=overview.now - view.first_arrival_s,
-        idle_s=overview.now - view.last_event_s if state is ProgramState.IDLE else 0.0,
     )
 
 
@@ -142,6 +159,17 @@ def call_rows(view: ProgramView, overview: Overview) -> tuple[CallRow, ...]:
     return tuple(
         _call_row(call, view.first_arrival_s, overview, open_calls.get(call.start.key)) for call in view.calls
     )
+
+
+def finished_wait_s(view: ProgramView, settled: Sequence[SettledCall]) -> float:
+    """Return the waiting (s) of a program's finished calls.
+
+    The process table has what is left after promotions by anti-starvation; it counts where another gateway
+    served some of the calls.
+    """
+    if len(settled) < view.finished_calls:
+        return view.wait_s
+    return sum(call.receipt.wait_s for call in settled)
 
 
 def threads_of(starts: Iterable[CallStart]) -> dict[str, str | None]:
@@ -179,10 +207,7 @@ def critical_path_s(calls: Iterable[StoredCall]) -> float:
 def _level(view: ProgramView, entries: list[CallSnapshot], config: SchedulerConfig) -> int:
     if entries:
         return min(entry.level for entry in entries)
-    policy = make_policy(config.policy)
-    if not policy.has_levels:
-        return 1
-    return bisect_right(config.bounds, policy.inherit(view.service_s)) + 1
+    return bisect_right(config.bounds, make_policy(config.policy).inherit(view.service_s)) + 1
 
 
 def _kv_share(program_id: str, entries: list[CallSnapshot], overview: Overview) -> float | None:
@@ -193,8 +218,12 @@ def _kv_share(program_id: str, entries: list[CallSnapshot], overview: Overview) 
 
 def _call_row(call: StoredCall, origin_s: float, overview: Overview, found: GatewayCall | None) -> CallRow:
     start, end = call.start, call.end
-    state = "finished" if end else overview.call_state(found) if found else "running"
+    place = overview.place_of(found) if found and end is None else None
+    state = ProgramState.ENDED if end else place.state if place else ProgramState.IN_ENGINE
     known = end or (overview.in_engine(found) if found else None)
+    so_far = {name: getattr(known, name, None) for name in _SO_FAR}
+    if place is not None:
+        so_far["wait_s"] = place.wait_s
     return CallRow(
         call_id=start.call_id,
         thread_id=start.thread_id,
@@ -203,10 +232,11 @@ def _call_row(call: StoredCall, origin_s: float, overview: Overview, found: Gate
         flags=start.flags,
         interceptions=tuple(ToolRow(tool=tool, duration_s=spent_s) for tool, spent_s in start.interceptions),
         state=state,
+        state_text=place.text if place else WORDS[state],
         start_s=call.start_s - origin_s,
         finish_s=None if call.finish_s is None else call.finish_s - origin_s,
         duration_s=(overview.now if call.finish_s is None else call.finish_s) - call.start_s,
         estimated=end.is_estimated if end else None,
-        **{name: getattr(known, name, None) for name in _SO_FAR},
+        **so_far,
         **{name: getattr(end, name, None) for name in _AT_END},
     )

@@ -6,7 +6,7 @@ snapshots behind it and states their age.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from autellix_backend.core.balance import Placement
@@ -20,8 +20,11 @@ from autellix_backend.gateway.explain.explanations import (
     ProgramAhead,
     ProgramExplanation,
 )
-from autellix_backend.gateway.explain.overview import Overview, ProgramState
+from autellix_backend.gateway.explain.overview import Overview
+from autellix_backend.gateway.explain.views import finished_wait_s
 from autellix_backend.gateway.tenancy.tenants import Tenant
+from autellix_backend.observe.durations import seconds
+from autellix_backend.observe.settled_call import SettledCall
 from autellix_backend.reports.snapshot import CallSnapshot, EngineSnapshot
 from autellix_backend.stores.base import ProgramView
 
@@ -35,6 +38,7 @@ def explain_program(
     config: SchedulerConfig,
     viewer: Tenant,
     placement: Placement | None = None,
+    settled: Sequence[SettledCall] = (),
 ) -> ProgramExplanation:
     """Explain a program and its open calls; programs of tenants other than the viewer stay anonymous.
 
@@ -44,20 +48,24 @@ def explain_program(
         config: The scheduler's configuration.
         viewer: Who asks.
         placement: Why the program is on its engine; None if its memory decided nothing.
+        settled: Its settled calls, as far as this gateway served them.
     """
-    state = overview.program_state(view)
+    place = overview.program_place(view, settled)
+    wait_s = finished_wait_s(view, settled) + place.wait_s
     engines = overview.engines_of(view.program_id).values()
     ages = [engine.age_s for engine in engines if engine is not None and engine.age_s is not None]
-    idle_s = overview.now - view.last_event_s if state is ProgramState.IDLE else None
-    text = sentences.program_text(view, state, idle_s, config, has_tenants=bool(viewer.name))
+    text = sentences.program_text(view, place, wait_s, config, has_tenants=bool(viewer.name))
     return ProgramExplanation(
         program_id=viewer.shown(view.program_id),
         name=view.name,
         flags=view.flags,
-        state=state,
+        state=place.state,
+        state_text=place.text,
+        state_s=place.state_s,
+        wait_s=wait_s,
+        tools=place.tools,
         policy=config.policy,
         text=sentences.joined(text, sentences.placement_text(placement), sentences.implicit_text(view.flags)),
-        idle_s=idle_s,
         snapshot_age_s=max(ages, default=None),
         calls=tuple(
             explain_call(call, overview, config, viewer) for call in overview.calls_of(view.program_id)
@@ -69,15 +77,23 @@ def explain_call(
     call: GatewayCall, overview: Overview, config: SchedulerConfig, viewer: Tenant
 ) -> CallExplanation:
     """Explain where an open call is."""
-    why_queued, open_s = overview.why_queued(call), overview.now - call.began_s
+    why_queued, place, open_s = (
+        overview.why_queued(call),
+        overview.place_of(call),
+        overview.now - call.began_s,
+    )
     explanation = CallExplanation(
         call_id=call.start.call_id,
         thread_id=call.start.thread_id,
         thread_name=call.start.thread_name,
         engine=call.engine,
-        state=overview.call_state(call),
-        text=f"It is queued at the gateway: {why_queued}.",
+        state=place.state,
+        state_text=place.text,
+        phase=place.phase,
+        text=f"It has waited {seconds(place.state_s)} at the gateway: {why_queued}.",
         open_s=open_s,
+        state_s=place.state_s,
+        wait_s=place.wait_s,
         level=call.level,
         inherited_service_s=call.entry_service_s,
     )
@@ -86,11 +102,10 @@ def explain_call(
     entry, snapshot = overview.in_engine(call), overview.rank_of(call)
     if entry is None or snapshot is None:
         engine = overview.engines.get(call.engine)
-        return replace(explanation, text=sentences.sent_text(call.engine, engine, open_s))
+        return replace(explanation, text=sentences.sent_text(call, engine, place))
     low_s, high_s = level_bounds(config, entry.level) or (None, None)
     explanation = replace(
         explanation,
-        since_s=entry.since_s,
         level=entry.level,
         level_min_s=low_s,
         level_max_s=high_s,
@@ -102,14 +117,14 @@ def explain_call(
     )
     inactive = _inactive(entry, snapshot)
     if inactive is not None:
-        explanation, text = replace(explanation, short_of="working_set"), f"It is {inactive.text}."
+        explanation, text = replace(explanation, short_of="working_set"), sentences.inactive_text(inactive)
     elif entry.is_running:
         explanation = _with_preemption(explanation, entry, snapshot, config, viewer)
-        text = sentences.running_text(explanation, entry, snapshot, config)
+        text = sentences.running_text(explanation, entry, config)
     else:
         explanation = _with_obstacles(explanation, entry, snapshot, viewer)
         text = sentences.waiting_text(explanation, entry, snapshot, config)
-    return replace(explanation, text=sentences.joined(text, _boost_text(call, entry, snapshot, overview.now)))
+    return replace(explanation, text=sentences.joined(text, _boost_text(call, entry, snapshot, overview)))
 
 
 def level_bounds(config: SchedulerConfig, level: int) -> tuple[float, float | None] | None:
@@ -130,11 +145,17 @@ def _inactive(entry: CallSnapshot, snapshot: EngineSnapshot) -> Inactive | None:
     return Inactive(entry.context_tokens or 0, entry.inactive_place, snapshot.admission)
 
 
-def _boost_text(call: GatewayCall, entry: CallSnapshot, snapshot: EngineSnapshot, now: float) -> str:
+def _boost_text(call: GatewayCall, entry: CallSnapshot, snapshot: EngineSnapshot, overview: Overview) -> str:
     if snapshot.boost is None:
         return ""
-    age_s = call.inherited.age_s + now - call.began_s
-    return sentences.boost_text(age_s, call.inherited.work, entry.counted_age_s, snapshot.boost.strength_s)
+    engine = overview.engines.get(call.engine)
+    age_s = call.inherited.age_s + overview.now - call.began_s
+    head_start_s = None
+    if entry.counted_age_s is not None:
+        # Both ages at the moment of the snapshot.
+        snapshot_age_s = 0.0 if engine is None else engine.age_s or 0.0
+        head_start_s = max(0.0, entry.counted_age_s - (age_s - snapshot_age_s))
+    return sentences.boost_text(age_s, call.inherited.work, head_start_s, snapshot.boost)
 
 
 def _with_obstacles(

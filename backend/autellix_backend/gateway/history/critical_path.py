@@ -10,6 +10,7 @@ from operator import attrgetter
 from autellix_backend.gateway.history.history import PastProgram
 from autellix_backend.observe.durations import seconds
 from autellix_backend.observe.settled_call import SettledCall
+from autellix_backend.observe.states import WORDS, ProgramState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,11 +114,11 @@ def _last_before(time_s: float, by_end: Sequence[SettledCall]) -> SettledCall | 
 
 
 _WORDS = {
-    "inactive": "waiting for KV memory, inactive",
-    "queue": "waiting for a slot",
-    "engine": "in engines",
+    "inactive": WORDS[ProgramState.WAITING_FOR_MEMORY],
+    "queue": WORDS[ProgramState.WAITING_FOR_SLOT],
+    "engine": WORDS[ProgramState.IN_ENGINE],
     "tools": "in tools",
-    "client": "at its client between calls",
+    "client": "at its client",
 }
 
 
@@ -128,15 +129,14 @@ def spent_text(program: PastProgram) -> str:
         f"{seconds(part_s)} {_WORDS[name]}" for name, part_s in parts.parts_s.items() if part_s >= 0.0005
     ]
     count = len(program.calls) + program.left_out
-    text = f"It took {seconds(program.duration_s)} for {count} {'call' if count == 1 else 'calls'}"
-    if named:
-        text += f": {', '.join(named)}"
-    text += f". Its critical path has {len(parts.critical_path)} of them"
+    text = f"{count} {'call' if count == 1 else 'calls'} in {seconds(program.duration_s)}"
+    text += f": {', '.join(named)}." if named else "."
     path = set(parts.critical_path)
     on_path = [call for call in program.calls if call.start.call_id in path]
     if on_path and len(program.calls) > 1:
         slowest = max(on_path, key=attrgetter("duration_s"))
-        text += f", the longest of which, {slowest.start.call_id}, took {seconds(slowest.duration_s)}"
+        longest = f"the longest ({slowest.start.call_id}) took {seconds(slowest.duration_s)}"
+        text += f" The critical path has {len(path)} call{'s' * (len(path) > 1)}; {longest}."
     if program.left_out:
-        text += f". {program.left_out} calls were too many to keep"
-    return text + "."
+        text += f" {program.left_out} calls are not kept: they were too many."
+    return text

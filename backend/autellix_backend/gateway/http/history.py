@@ -22,11 +22,10 @@ from autellix_backend.gateway.http.parameters import Ended, IsShown, Parts, Turn
 from autellix_backend.gateway.http.refusals import refusals
 from autellix_backend.gateway.tenancy.tenants import Tenant
 from autellix_backend.observe.settled_call import Outcome, SettledCall
+from autellix_backend.observe.states import WORDS, ProgramState
 from autellix_wire.paths import API_PREFIX
 
 HISTORY_PATH = API_PREFIX + "/history"
-ENDED = "ended"
-FINISHED = "finished"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +34,9 @@ class EndedRow:
 
     program_id: str
     name: str | None
-    state: str
+    state: ProgramState
     """Always `ended`."""
+    state_text: str
     flags: tuple[str, ...]
     engines: tuple[str, ...]
     threads: int
@@ -83,8 +83,8 @@ class TimelineCall:
     tools: tuple[tuple[str, float], ...]
     """Tools that ran at the client before it: name and seconds."""
     engine: str
-    state: str
-    """`finished`, or where it is: `queued`, `waiting`, `running`, `sent`."""
+    state: ProgramState
+    state_text: str
     outcome: str | None
     start_s: float
     finish_s: float | None
@@ -119,8 +119,9 @@ class EndedExplanation:
     program_id: str
     name: str | None
     flags: tuple[str, ...]
-    state: str
+    state: ProgramState
     """Always `ended`."""
+    state_text: str
     text: str
     spent: Spent
     snapshot_age_s: None = None
@@ -178,7 +179,8 @@ def explain_ended(program: PastProgram, viewer: Tenant) -> EndedExplanation:
         program_id=viewer.shown(program.program_id),
         name=program.name,
         flags=program.flags,
-        state=ENDED,
+        state=ProgramState.ENDED,
+        state_text=WORDS[ProgramState.ENDED],
         text=ended_text(program),
         spent=spent(program),
     )
@@ -197,7 +199,8 @@ def ended_row(program: PastProgram, viewer: Tenant) -> EndedRow:
     return EndedRow(
         program_id=viewer.shown(program.program_id),
         name=program.name,
-        state=ENDED,
+        state=ProgramState.ENDED,
+        state_text=WORDS[ProgramState.ENDED],
         flags=program.flags,
         engines=tuple(dict.fromkeys(call.engine for call in calls)),
         threads=len(threads),
@@ -228,7 +231,8 @@ def finished_row(call: SettledCall, origin_s: float) -> TimelineCall:
         parents=start.parents,
         tools=start.interceptions,
         engine=call.engine,
-        state=FINISHED,
+        state=ProgramState.ENDED,
+        state_text=WORDS[ProgramState.ENDED],
         outcome=call.outcome,
         start_s=call.began_s - origin_s,
         finish_s=call.settled_s - origin_s,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from fastapi import APIRouter
@@ -9,7 +10,7 @@ from starlette.responses import Response
 
 from autellix_backend.gateway.errors import InvalidRequestError
 from autellix_backend.gateway.explain.explanations import ProgramExplanation
-from autellix_backend.gateway.explain.overview import Overview, ProgramState
+from autellix_backend.gateway.explain.overview import Overview
 from autellix_backend.gateway.explain.views import (
     CallRow,
     ProgramRow,
@@ -33,6 +34,8 @@ from autellix_backend.gateway.http.parameters import (
 from autellix_backend.gateway.http.refusals import refusals
 from autellix_backend.gateway.tenancy.tenants import Tenant
 from autellix_backend.gateway.wiring import Components
+from autellix_backend.observe.settled_call import SettledCall
+from autellix_backend.observe.states import ProgramState
 from autellix_backend.stores.base import ProgramView
 from autellix_wire.paths import PROGRAMS_PATH
 
@@ -77,7 +80,7 @@ async def list_programs(
 ) -> Response:
     """List programs, those with open calls first: the caller's own, or all for an admin."""
     # The store does not know which of the other states an active program is in.
-    is_active = None if state is None else state is not ProgramState.IDLE
+    is_active = None if state is None else state is not ProgramState.BETWEEN_CALLS
     rows: list[ProgramRow] = []
     cursor = after
     for _ in range(MAX_PAGES):
@@ -111,7 +114,8 @@ async def explain(
     """Explain why a program's calls wait or run, or where the time of one that has ended went."""
     if view is not None:
         placement = parts.router.placement(view.program_id)
-        return explain_program(view, overview, parts.settings.scheduler, viewer, placement)
+        config, settled = parts.settings.scheduler, _settled(view, parts)
+        return explain_program(view, overview, config, viewer, placement, settled)
     if ended is not None:
         return explain_ended(ended, viewer)
     raise unknown_program(program_id)
@@ -132,6 +136,10 @@ async def show_program(
 
 
 def _row(view: ProgramView, overview: Overview, parts: Components, viewer: Tenant) -> ProgramRow:
+    return program_row(view, overview, parts.settings.scheduler, viewer, _settled(view, parts))
+
+
+def _settled(view: ProgramView, parts: Components) -> Sequence[SettledCall]:
+    """Return a program's settled calls, as far as this gateway served them."""
     recorded = parts.history.living(view.program_id)
-    settled = () if recorded is None else recorded.calls
-    return program_row(view, overview, parts.settings.scheduler, viewer, settled)
+    return () if recorded is None else recorded.calls

@@ -12,12 +12,12 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from autellix_backend.gateway.calls.call import GatewayCall
-from autellix_backend.gateway.explain.overview import OpenCallState, Overview
+from autellix_backend.gateway.explain.overview import CallPlace, Overview
 from autellix_backend.gateway.history.critical_path import Spent, spent
 from autellix_backend.gateway.history.history import PastProgram
 from autellix_backend.gateway.history.spans import Span, SpanKind
 from autellix_backend.gateway.http.bodies import json_response
-from autellix_backend.gateway.http.history import ENDED, TimelineCall, finished_row
+from autellix_backend.gateway.http.history import TimelineCall, finished_row
 from autellix_backend.gateway.http.parameters import (
     CurrentOverview,
     Ended,
@@ -30,6 +30,7 @@ from autellix_backend.gateway.http.parameters import (
 from autellix_backend.gateway.http.programs import ONE_PROGRAM
 from autellix_backend.gateway.http.refusals import refusals
 from autellix_backend.observe.settled_call import Outcome, SettledCall
+from autellix_backend.observe.states import WAITING, WORDS, ProgramState
 from autellix_backend.reports.receipt import Receipt
 from autellix_backend.stores.base import ProgramView
 
@@ -44,7 +45,8 @@ class ProgramTimeline:
     program_id: str
     name: str | None
     flags: tuple[str, ...]
-    state: str
+    state: ProgramState
+    state_text: str
     began_at_s: float
     """Seconds since 1970."""
     duration_s: float
@@ -70,28 +72,31 @@ async def show_timeline(
     parts: Parts,
 ) -> Response:
     """Show what each call of a program did when, while it runs or after it ended."""
-    state = ENDED
+    place: CallPlace | None = None
     open_rows: tuple[TimelineCall, ...] = ()
     if view is not None:
-        state = overview.program_state(view)
         recorded = parts.history.living(view.program_id)
+        place = overview.program_place(view, recorded.calls if recorded else ())
         program, open_rows = living_program(view, recorded, overview, wall_s=time.time())
     if program is None:
         raise unknown_program(program_id)
     shown_id = viewer.shown(program.program_id)
     # A thread encodes the answer: thousands of calls would delay those of other programs.
-    return await asyncio.to_thread(lambda: json_response(timeline_of(program, shown_id, state, open_rows)))
+    return await asyncio.to_thread(lambda: json_response(timeline_of(program, shown_id, place, open_rows)))
 
 
 def timeline_of(
-    program: PastProgram, shown_id: str, state: str = ENDED, open_rows: tuple[TimelineCall, ...] = ()
+    program: PastProgram,
+    shown_id: str,
+    place: CallPlace | None = None,
+    open_rows: tuple[TimelineCall, ...] = (),
 ) -> ProgramTimeline:
     """Return the timeline of a program.
 
     Args:
         program: The program; calls that are open are its last ones.
         shown_id: Its id as the viewer knows it.
-        state: What it is doing.
+        place: What it is doing; None if it has ended.
         open_rows: The rows of its open calls.
     """
     finished = program.calls[: len(program.calls) - len(open_rows)]
@@ -99,7 +104,8 @@ def timeline_of(
         program_id=shown_id,
         name=program.name,
         flags=program.flags,
-        state=state,
+        state=place.state if place else ProgramState.ENDED,
+        state_text=place.text if place else WORDS[ProgramState.ENDED],
         began_at_s=program.began_at_s,
         duration_s=program.duration_s,
         left_out=program.left_out,
@@ -136,11 +142,15 @@ def living_program(
 
 def _open_call(call: GatewayCall, overview: Overview, origin_s: float) -> tuple[SettledCall, TimelineCall]:
     """Return an open call as if it ended at this moment, and its row."""
-    entry, parts = overview.in_engine(call), open_spans(call, overview, origin_s)
+    place, entry, parts = (
+        overview.place_of(call),
+        overview.in_engine(call),
+        open_spans(call, overview, origin_s),
+    )
     receipt = Receipt(
         call_id=call.start.call_id,
         program_id=call.shown_program,
-        wait_s=_total_s(parts, SpanKind.WAITING, SpanKind.INACTIVE, SpanKind.PREEMPTED),
+        wait_s=place.wait_s,
         inactive_s=_total_s(parts, SpanKind.INACTIVE),
         service_s=0.0 if entry is None else entry.service_s,
         level=call.level if entry is None else entry.level,
@@ -150,7 +160,8 @@ def _open_call(call: GatewayCall, overview: Overview, origin_s: float) -> tuple[
     settled = call.settled(receipt, Outcome.ABORTED, overview.now, ended_at_s=0.0)
     row = replace(
         finished_row(settled, origin_s),
-        state=overview.call_state(call),
+        state=place.state,
+        state_text=place.text,
         outcome=None,
         finish_s=None,
         output_tokens=call.streamed_events or None,
@@ -165,12 +176,12 @@ def _total_s(parts: Iterable[Span], *kinds: SpanKind) -> float:
 
 def open_spans(call: GatewayCall, overview: Overview, origin_s: float) -> tuple[Span, ...]:
     """Return what an open call did so far, by its engine's last snapshot."""
-    state, entry = overview.call_state(call), overview.in_engine(call)
-    engine = overview.engines.get(call.engine)
+    place, entry = overview.place_of(call), overview.in_engine(call)
+    state, engine = place.state, overview.engines.get(call.engine)
     start_s, now_s = call.began_s - origin_s, overview.now - origin_s
     if entry is None:
-        is_waiting = state is not OpenCallState.SENT
-        moves = [(SpanKind.WAITING, now_s if is_waiting else start_s + call.wait_s)]
+        kind = SpanKind.INACTIVE if state is ProgramState.WAITING_FOR_MEMORY else SpanKind.WAITING
+        moves = [(kind, now_s if state in WAITING else start_s + place.wait_s)]
     else:
         age_s = 0.0 if engine is None else engine.age_s or 0.0
         since_s = min(now_s, max(start_s, now_s - age_s - entry.since_s))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from typing import NamedTuple
 
 import msgspec
@@ -21,6 +22,9 @@ MAX_IDS = 64
 LAST_IDS = 16
 """Of one transcript: if the answer that it continues is known, so are these."""
 
+MAX_TOOLS = 8
+"""Names of tools of one answer."""
+
 _PREVIOUS = "previous_response_id"
 _TRANSCRIPTS = ("messages", "input")
 _UNIQUE = re.compile(r"(?:.*[_:.-])?(?=[A-Za-z]*[0-9])(?=[0-9]*[A-Za-z])[0-9A-Za-z]{8,}")
@@ -32,10 +36,17 @@ class AnswerIds(NamedTuple):
     response: str | None = None
     """That of a response, which the engine may have stored."""
     tool_calls: tuple[str, ...] = ()
+    tools: tuple[str, ...] = ()
+    """The names of the tools that it calls, each once."""
+
+
+class _Function(msgspec.Struct):
+    name: str | None = None
 
 
 class _ToolCall(msgspec.Struct):
     id: str | None = None
+    function: _Function | None = None
 
 
 class _ContentPart(msgspec.Struct):
@@ -43,6 +54,7 @@ class _ContentPart(msgspec.Struct):
 
     type: str = ""
     id: str | None = None
+    name: str | None = None
     tool_use_id: str | None = None
 
     @property
@@ -56,6 +68,7 @@ class _Item(msgspec.Struct):
     tool_call_id: str | None = None
     tool_calls: list[_ToolCall] | None = None
     call_id: str | None = None
+    name: str | None = None
     content: msgspec.Raw = msgspec.Raw(b"")
 
     def ids(self) -> Iterator[str | None]:
@@ -91,6 +104,14 @@ class _AnswerFields(msgspec.Struct):
         yield from (item.call_id for item in self.output)
         if self.content_block is not None:
             yield self.content_block.tool_call_id
+
+    def tools(self) -> Iterator[str | None]:
+        for choice in self.choices:
+            for message in filter(None, (choice.message, choice.delta)):
+                yield from (call.function.name for call in message.tool_calls or () if call.function)
+        yield from (item.name for item in self.output if item.call_id)
+        parts = [*(self.content or ()), *filter(None, [self.content_block])]
+        yield from (part.name for part in parts if part.type == "tool_use")
 
 
 _parts_decoder = msgspec.json.Decoder(list[_ContentPart])
@@ -143,7 +164,12 @@ def read_answer_ids(content: bytes) -> AnswerIds:
     answer = decoded_or(_AnswerFields(), _answer_decoder, msgspec.Raw(content), MAX_READ_BYTES)
     answer = answer.response or answer
     is_response = answer.object == "response" and answer.id is not None and is_unique(answer.id)
-    return AnswerIds(answer.id if is_response else None, _unique(answer.tool_calls(), MAX_IDS))
+    tools = dict.fromkeys(name for name in answer.tools() if name and len(name) <= MAX_ID_BYTES)
+    return AnswerIds(
+        response=answer.id if is_response else None,
+        tool_calls=_unique(answer.tool_calls(), MAX_IDS),
+        tools=tuple(islice(tools, MAX_TOOLS)),
+    )
 
 
 def _unique(found: Iterable[str | None], most: int) -> tuple[str, ...]:

@@ -1,0 +1,46 @@
+"""The states of programs and of their calls, in the words that the API, the CLI and the page show."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+
+
+class ProgramState(StrEnum):
+    """What a program or an open call of it is doing; the values are those of the API."""
+
+    WAITING_FOR_MEMORY = "waiting_for_memory"
+    """For KV memory: its program is inactive, or its engine has slots but no KV blocks for it."""
+    WAITING_FOR_SLOT = "waiting_for_slot"
+    """For a batch slot, or for an engine that is down."""
+    IN_ENGINE = "in_engine"
+    """In an engine's batch."""
+    BETWEEN_CALLS = "between_calls"
+    """It has no open call: its client runs a tool, waits for a person or does something else."""
+    ENDED = "ended"
+
+
+WORDS = {
+    ProgramState.WAITING_FOR_MEMORY: "waiting for memory",
+    ProgramState.WAITING_FOR_SLOT: "waiting for a slot",
+    ProgramState.IN_ENGINE: "in the engine",
+    ProgramState.BETWEEN_CALLS: "between calls",
+    ProgramState.ENDED: "ended",
+}
+WAITING = frozenset({ProgramState.WAITING_FOR_MEMORY, ProgramState.WAITING_FOR_SLOT})
+
+
+class EnginePhase(StrEnum):
+    """What a call does in its engine."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+def state_text(state: ProgramState, phase: EnginePhase | None = None, tools: Sequence[str] = ()) -> str:
+    """Return a state in words, with what an engine does or which tools the client runs."""
+    if state is ProgramState.IN_ENGINE and phase is not None:
+        return f"{WORDS[state]} ({phase})"
+    if state is ProgramState.BETWEEN_CALLS and tools:
+        return f"{WORDS[state]} (tool{'s' * (len(tools) > 1)} {', '.join(tools)})"
+    return WORDS[state]
