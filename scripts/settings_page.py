@@ -37,7 +37,7 @@ autellix config check autellix.toml
 `GET /autellix/v1/config` shows the values of a running gateway. Secrets are shown as `(hidden)`. In the
 environment and in options lists are written `0.5,2,8`, words as in a shell. An empty default means not set.
 """
-ROW = "| setting | default | accepts | option | meaning |\n|---|---|---|---|---|"
+ROW = "| setting, option | default | accepts | meaning |\n|---|---|---|---|"
 
 
 def page() -> str:
@@ -53,12 +53,11 @@ def _section(section: str, defaults: dict[str, object]) -> str:
 
 
 def _row(section: str, name: str, default: object) -> str:
-    option = next((f"`{option}`" for option, field in OPTIONS.items() if field == f"{section}.{name}"), "")
+    options = [f", `{option}`" for option, field in OPTIONS.items() if field == f"{section}.{name}"]
     cells = (
-        f"`{section}.{name}`",
+        f"`{section}.{name}`{''.join(options)}",
         _default(default),
         _accepts(section, name),
-        option,
         text_of(section, name),
     )
     return f"| {' | '.join(cells)} |"
@@ -73,7 +72,7 @@ def _accepts(section: str, name: str) -> str:
     if schema["type"] in ("integer", "number"):
         return _NUMBERS[schema["type"]] + _range(schema)
     if schema["type"] == "array":
-        return "a list of numbers" if schema["items"]["type"] == "number" else "a list of words"
+        return "numbers" if schema["items"]["type"] == "number" else "words"
     if least := schema.get("minLength", 0) > 1 and schema["minLength"]:
         return f"{least} characters or more"
     return {"boolean": "true or false", "string": "a path" if schema.get("format") == "path" else "text"}[
@@ -81,13 +80,13 @@ def _accepts(section: str, name: str) -> str:
     ]
 
 
-_NUMBERS = {"integer": "a whole number", "number": "a number"}
+_NUMBERS = {"integer": "integer", "number": "number"}
 
 
 def _range(schema: dict[str, object]) -> str:
     if "maximum" in schema:
         return f", {schema['minimum']} to {schema['maximum']}"
-    return " above zero" if "exclusiveMinimum" in schema else " of zero or more"
+    return " > 0" if "exclusiveMinimum" in schema else " >= 0"
 
 
 def _expected(annotation: object, metadata: Sequence[object]) -> str | None:
