@@ -19,9 +19,11 @@ from autellix_wire.sessions import InvalidBodyError, SessionStart, SessionStarte
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Sequence
 
 DEFAULT_URL = "http://127.0.0.1:8000"
-KEY_VARIABLE = "OPENAI_API_KEY"
+KEY_VARIABLES = ("AUTELLIX_API_KEY", "OPENAI_API_KEY")
+"""The key of commands that ask a gateway, and the one that agents send; the first that is set counts."""
 OK, FAILED = 0, 1
 LIMIT_S = 2.0
 
@@ -29,12 +31,13 @@ LIMIT_S = 2.0
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("base_url", nargs="?", help="a backend to ask instead of those of AUTELLIX_BASE_URL")
-    parser.add_argument("--api-key", help=f"the key to ask with; default: {KEY_VARIABLE}")
+    parser.add_argument("--api-key", help=f"the key to ask with; default: {_or(KEY_VARIABLES)}")
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the findings; return 0 if every backend answers as Autellix, else 1."""
-    lines, code = diagnose(args.base_url, args.api_key or os.environ.get(KEY_VARIABLE))
+    keys = [args.api_key, *map(os.environ.get, KEY_VARIABLES)]
+    lines, code = diagnose(args.base_url, next(filter(None, keys), None))
     sys.stdout.write("\n".join([*lines, ""]))
     return code
 
@@ -72,7 +75,8 @@ def _problem_at(backend: Backend, api_key: str | None) -> str | None:
     except OSError as error:
         return f"nobody answers ({error}); is the gateway running, and is this its address?"
     if status in (401, 403):
-        return f"refuses the key (status {status}); set {KEY_VARIABLE} or --api-key"
+        problem = "wants a key" if api_key is None else "refuses the key"
+        return f"{problem} (status {status}); set {_or((*KEY_VARIABLES, '--api-key'))}"
     try:
         SessionStarted.from_bytes(body)
     except InvalidBodyError:
@@ -91,13 +95,19 @@ def _answer(request: Request) -> tuple[int, bytes]:
 
 
 def _libraries() -> list[str]:
-    lines = []
-    for package in sorted({name.partition(".")[0] for name in INSTRUMENTORS} - set(sys.stdlib_module_names)):
-        if util.find_spec(package) is None:
-            continue
-        try:
-            version = metadata.version(package.replace("_", "-"))
-        except metadata.PackageNotFoundError:
-            version = "of unknown version"
-        lines.append(f"library: {package} {version} will be patched")
-    return lines
+    """Return one line of the installed libraries that the client patches; none without any."""
+    names = sorted({name.partition(".")[0] for name in INSTRUMENTORS} - set(sys.stdlib_module_names))
+    found = [f"{name}{_version(name)}" for name in names if util.find_spec(name) is not None]
+    return [f"patched when imported: {', '.join(found)}"] if found else []
+
+
+def _version(package: str) -> str:
+    try:
+        return " " + metadata.version(package.replace("_", "-"))
+    except metadata.PackageNotFoundError:
+        # A module that comes with a package of another name.
+        return ""
+
+
+def _or(names: Sequence[str]) -> str:
+    return ", ".join(names[:-1]) + f" or {names[-1]}"

@@ -139,6 +139,60 @@ def test_all_problems_are_listed_at_once(file: Path, capsys: pytest.CaptureFixtu
     assert capsys.readouterr().out.count("problem: ") == 3
 
 
+def test_settings_that_cannot_be_used_hide_no_other_problem(
+    file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of tables, names, values, rules over several of them, variables, and of what `serve` would refuse."""
+    file.write_text(
+        "[engines]\nurl = 'x'\n[gateway]\nport = 99999\ntenants_file = '/nowhere/t'\n[scheduler]\n"
+        "policy = 'bost'\nbets = 3\nbounds = '3,2'\n[limits]\nmax_calls = 0\n[observe]\ncall_log = '/'\n"
+    )
+    monkeypatch.setenv("AUTELLIX_GATEWY_PORT", "5")
+    assert main(["config", "check", str(file)]) == 2
+    lines = capsys.readouterr().out.splitlines()
+    problems = [line.removeprefix("problem: ") for line in lines if line.startswith("problem: ")]
+    assert sorted(line.partition(" ")[0].rstrip(":") for line in problems) == [
+        "AUTELLIX_GATEWY_PORT",
+        "engines",
+        "gateway.port",
+        "gateway.tenants_file",
+        "limits.max_calls",
+        "observe.call_log",
+        "scheduler.bets",
+        "scheduler.bounds",
+        "scheduler.policy",
+    ]
+    assert lines[-1].endswith("problems: 9")
+
+
+def test_an_unreadable_file_hides_no_problem_of_the_environment(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AUTELLIX_GATEWAY_PORT", "x")
+    assert main(["config", "check", str(tmp_path / "none.toml")]) == 2
+    found = capsys.readouterr().out
+    assert "problem: --config: cannot read" in found
+    assert "problem: gateway.port (from AUTELLIX_GATEWAY_PORT): is 'x'" in found
+
+
+@pytest.mark.parametrize(
+    ("text", "ignored"),
+    [
+        ("urls = ['http://127.0.0.1:9']\nmax_num_seqs = 4\nreplicas = 2", ["max_num_seqs", "replicas"]),
+        ("model = 'demo'\nmax_in_flight = 4\nmust_answer = false", ["max_in_flight", "must_answer"]),
+        ("model = 'demo'\nurls = ['http://127.0.0.1:9']\nmax_num_seqs = 4\nmax_in_flight = 4", []),
+    ],
+)
+def test_settings_of_other_engines_are_noted(
+    file: Path, capsys: pytest.CaptureFixture[str], text: str, ignored: list[str]
+) -> None:
+    file.write_text(f"[engine]\n{text}")
+    main(["config", "check", str(file)])
+    lines = [line for line in capsys.readouterr().out.splitlines() if "has no effect" in line]
+    assert [line.split()[1].removeprefix("engine.") for line in lines] == ignored
+    assert all("engine.max_in_flight bounds the calls" in line for line in lines if "num_seqs" in line)
+
+
 def test_the_check_makes_no_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "autellix.toml"
     path.write_text(f"[observe]\ncall_log = '{tmp_path}/calls'")

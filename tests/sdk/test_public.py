@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import importlib.metadata
 import runpy
@@ -95,7 +96,9 @@ def test_doctor_finds_a_backend(backend: Recording) -> None:
     assert code == 0
     assert lines[0] == "client: on after `import autellix`"
     assert lines[1] == f"backend {backend.url}: answers, and starts sessions"
-    assert any(line.startswith("library: openai ") for line in lines)
+    assert len(lines) == 3
+    assert "patched when imported: " in lines[2]
+    assert f" openai {openai.__version__}" in lines[2]
     assert [entry[0] for entry in backend.control] == ["POST", "DELETE"]
     assert backend.credentials == ["Bearer key"]
 
@@ -114,13 +117,39 @@ def test_doctor_names_the_cure(url: str, finding: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "finding"), [(401, "refuses the key"), (404, "is not an Autellix gateway")]
+    ("status", "finding"),
+    [(401, "wants a key (status 401); set AUTELLIX_API_KEY,"), (404, "is not an Autellix gateway")],
 )
 def test_doctor_tells_refusals_apart(backend: Recording, status: int, finding: str) -> None:
     backend.control_statuses = [status]
     lines, code = _doctor.diagnose(backend.url, None)
     assert code == 1
     assert finding in lines[1]
+
+
+@pytest.mark.parametrize(
+    ("variables", "arguments", "sent"),
+    [
+        ({"AUTELLIX_API_KEY": "ours", "OPENAI_API_KEY": "theirs"}, [], "Bearer ours"),
+        ({"OPENAI_API_KEY": "theirs"}, [], "Bearer theirs"),
+        ({"AUTELLIX_API_KEY": "ours"}, ["--api-key", "given"], "Bearer given"),
+    ],
+)
+def test_doctor_asks_with_the_key_of_the_other_commands(
+    backend: Recording,
+    monkeypatch: pytest.MonkeyPatch,
+    variables: dict[str, str],
+    arguments: list[str],
+    sent: str,
+) -> None:
+    for name in _doctor.KEY_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    parser = argparse.ArgumentParser()
+    _doctor.add_arguments(parser)
+    assert _doctor.run(parser.parse_args([backend.url, *arguments])) == 0
+    assert backend.credentials == [sent]
 
 
 def test_doctor_sees_that_the_client_is_off(backend: Recording, monkeypatch: pytest.MonkeyPatch) -> None:

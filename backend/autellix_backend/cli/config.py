@@ -12,9 +12,10 @@ from autellix_backend.cli.options import add_preset_option, add_setting_options,
 from autellix_backend.cli.program_table import make_console
 from autellix_backend.settings import (
     Layer,
+    Settings,
     SettingsError,
     build_settings,
-    load_settings,
+    merged_layer,
     settings_to_mapping,
     unknown_variables,
 )
@@ -63,12 +64,13 @@ def _check(args: argparse.Namespace) -> int:
     problems = unknown_variables()
     notes: list[str] = []
     try:
-        settings = load_settings(file=args.file)
+        layer = merged_layer(file=args.file)
     except SettingsError as error:
-        problems += [problem.line for problem in error.all]
-    else:
-        problems += problems_of(settings)
-        notes += notes_on(settings)
+        problems.append(error.line)
+        layer = merged_layer()
+    settings, unusable = _usable(layer)
+    problems += [*unusable, *problems_of(settings)]
+    notes += notes_on(settings)
     for problem in problems:
         print(f"problem: {problem}")
     for note in notes:
@@ -76,6 +78,22 @@ def _check(args: argparse.Namespace) -> int:
     where = "the environment" if args.file is None else f"{args.file} and the environment"
     print(f"{where}: {f'problems: {len(problems)}' if problems else 'can be used'}")
     return EXIT_UNUSABLE if problems else 0
+
+
+def _usable(layer: Layer) -> tuple[Settings, list[str]]:
+    """Return the settings without those that cannot be used, and a sentence for each of these."""
+    problems: list[str] = []
+    while True:
+        try:
+            return build_settings(layer), problems
+        except SettingsError as error:
+            problems += [problem.line for problem in error.all]
+            unusable = {problem.field for problem in error.all}
+            kept = {name: raw for name, raw in layer.items() if name not in unusable}
+            # A rule over several fields may name one that has its default: then their section goes.
+            sections = {field.partition(".")[0] for field in unusable}
+            same = [name for name in layer if name.partition(".")[0] not in sections]
+            layer = kept if len(kept) < len(layer) else {name: layer[name] for name in same}
 
 
 def effective(layer: Layer) -> dict[str, dict[str, object]]:

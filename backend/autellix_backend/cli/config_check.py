@@ -19,13 +19,17 @@ from autellix_backend.errors import CommandError
 from autellix_backend.gateway.tenancy.file import load_tenants
 from autellix_backend.observe import otlp
 from autellix_backend.observe.call_log import check_writable
-from autellix_backend.settings import GatewaySettings, Settings
+from autellix_backend.settings import EngineSettings, GatewaySettings, Settings
 from autellix_backend.stores.factory import make_store
 
 NO_SHARED_SECRET = (
     "gateway.token_secret is not set: other gateways of this table need the same, "
     "or each refuses the sessions of the others"
 )
+OF_REPLICAS = ("max_num_seqs", "served_model_name", "extra_args", "replicas")
+WHY_REPLICAS = "it is for engines that `serve` starts, and engine.urls names running ones"
+OF_SERVERS = ("max_in_flight", "kv_tokens", "kind", "must_answer")
+WHY_SERVERS = "it is for running servers (engine.urls), and there is none"
 PLACEHOLDER = "change-me"
 """The placeholder for each secret in the example files of `deploy/`."""
 
@@ -63,6 +67,7 @@ def notes_on(settings: Settings) -> Iterator[str]:
             if default_model()
             else "no model and no engine is named: give one as `autellix serve MODEL` or `--engine URL`"
         )
+    yield from ignored(settings)
     if settings.gateway.port and _is_taken(settings.gateway):
         yield f"something listens on {settings.gateway.host}:{settings.gateway.port}, perhaps this gateway"
     if settings.store.is_shared and settings.gateway.token_secret is None:
@@ -79,6 +84,23 @@ def notes_on(settings: Settings) -> Iterator[str]:
     for name, value in secrets.items():
         if value is not None and PLACEHOLDER in value:
             yield f"{name} is the example's, which is public: make one with `openssl rand -hex 32`"
+
+
+def ignored(settings: Settings) -> Iterator[str]:
+    """Return a sentence for each setting of engines that is set and has no effect on any of them."""
+    engine, default = settings.engine, EngineSettings()
+    for names, has_effect, why in (
+        (OF_REPLICAS, engine.model is not None or not engine.urls, WHY_REPLICAS),
+        (OF_SERVERS, bool(engine.urls) or engine.model is None, WHY_SERVERS),
+    ):
+        for name in names:
+            if not has_effect and getattr(engine, name) != getattr(default, name):
+                hint = (
+                    "; engine.max_in_flight bounds the calls in flight there"
+                    if name == "max_num_seqs"
+                    else ""
+                )
+                yield f"engine.{name} has no effect: {why}{hint}"
 
 
 def _is_taken(gateway: GatewaySettings) -> bool:

@@ -21,7 +21,7 @@ from autellix_backend.cli.announcements import (
     ready_line,
     root_url,
 )
-from autellix_backend.cli.config_check import output_checks
+from autellix_backend.cli.config_check import ignored, output_checks
 from autellix_backend.cli.options import add_preset_option, add_setting_options, settings_from_args
 from autellix_backend.cli.running_engines import running_engines
 from autellix_backend.cli.server import (
@@ -84,6 +84,8 @@ async def serve(settings: Settings) -> int:
     with contextlib.closing(bind(settings.gateway)) as listener:
         for check in output_checks(settings):
             check()
+        for sentence in ignored(settings):
+            note(sentence)
         asked, settings = settings.engine, with_host_memory(settings)
         note_host_memory(asked, settings.engine.kv_host_gib)
         return await serve_on(settings, listener)

@@ -130,12 +130,13 @@ def read_toml(path: Path, name: str) -> dict[str, Any]:
 
 
 def layer_from_file(path: Path) -> Layer:
-    """Read a TOML file with one table for each section."""
+    """Read a TOML file with one table for each section; anything else in it is left to build_settings()."""
     layer: Layer = {}
     for section, table in read_toml(path, "--config").items():
-        if section not in SECTIONS or not isinstance(table, dict):
-            raise SettingsError(section, "is not a table of settings", ", ".join(SECTIONS), str(path))
-        layer |= {f"{section}.{key}": RawValue(value, str(path)) for key, value in table.items()}
+        if section in SECTIONS and isinstance(table, dict):
+            layer |= {f"{section}.{key}": RawValue(value, str(path)) for key, value in table.items()}
+        else:
+            layer[section] = RawValue(table, str(path))
     return layer
 
 
@@ -168,7 +169,11 @@ def build_settings(layer: Mapping[str, RawValue]) -> Settings:
     problems: list[SettingsError] = []
     for name, raw in layer.items():
         section, _, key = name.partition(".")
-        if key in fields_of(section):
+        if section not in SECTIONS or not key:
+            problems.append(
+                SettingsError(name, "is not a table of settings", ", ".join(SECTIONS), raw.source)
+            )
+        elif key in fields_of(section):
             values[section][key] = raw.value
         else:
             problems.append(_unknown(name, raw.source))

@@ -301,7 +301,8 @@ class EngineHandle:
         if ranks := self.link.facts.values():
             return sum(facts.slots for facts in ranks)
         bound = self.in_flight.calls
-        slots = bound if bound < math.inf else self._settings.engine.max_num_seqs or USUAL_SLOTS
+        batch = self._settings.engine.max_num_seqs if self.engine.is_owned else None
+        slots = bound if bound < math.inf else batch or USUAL_SLOTS
         return int(max(1, min(slots, self.in_flight.running)))
 
     def silence_s(self) -> float:
