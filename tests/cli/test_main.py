@@ -15,6 +15,8 @@ import pytest
 
 from autellix_backend.cli import main as cli
 from autellix_backend.cli.commands import COMMANDS
+from autellix_backend.core.balance import BALANCER_NAMES
+from autellix_backend.core.names import LIVE_POLICY_NAMES
 from autellix_backend.engines.base import EngineStartError
 from autellix_backend.settings import Settings
 from autellix_lab.demo.model_folder import MARKER
@@ -141,7 +143,7 @@ def test_a_failed_engine_and_ctrl_c_have_their_own_exit_codes(
     start_error = EngineStartError("replica-0 ended", Path("/log"), "the last line")
     monkeypatch.setitem(sys.modules, serve, Failing(start_error))
     assert cli.main(["serve"]) == 1
-    assert "replica-0 ended\nLast lines of /log:\nthe last line" in capsys.readouterr().err
+    assert "replica-0 ended\nits log is /log\n" in capsys.readouterr().err
 
     monkeypatch.setitem(sys.modules, serve, Failing(KeyboardInterrupt()))
     assert cli.main(["serve"]) == 130
@@ -214,3 +216,28 @@ def test_demo_model_prints_its_folder(
     (tmp_path / MARKER).touch()
     assert cli.main(["demo-model", str(tmp_path)]) == 2
     assert "demo-model: " in error_of(capsys)
+
+
+@pytest.mark.parametrize(
+    ("command", "hint"),
+    [
+        ("status", "did you mean `autellix ps`?"),
+        ("engine", "did you mean `autellix engines`?"),
+        ("quite-another", "the commands are serve, config, "),
+    ],
+)
+def test_an_unknown_command_gets_the_nearest_one_named(
+    capsys: pytest.CaptureFixture[str], command: str, hint: str
+) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        cli.main([command, "--wide"])
+    assert exit_.value.code == 2
+    assert f"there is no command {command!r}; {hint}" in capsys.readouterr().err
+
+
+def test_the_help_of_serve_lists_the_names_that_settings_may_have(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["serve", "--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"one of {', '.join(LIVE_POLICY_NAMES)} (default boost)" in shown
+    assert f"one of {', '.join(BALANCER_NAMES)} (default working-set)" in shown

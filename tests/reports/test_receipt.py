@@ -24,6 +24,15 @@ def test_an_answer_that_is_no_object_is_unchanged(content: bytes) -> None:
     assert RECEIPT.spliced_into(content) == content
 
 
+def test_seconds_are_rounded_to_microseconds() -> None:
+    receipt = Receipt(
+        call_id="c", program_id="p", wait_s=0.0007253900000705471, service_s=2 / 3, inactive_s=0.1 + 0.2
+    )
+    shown = json.loads(receipt.spliced_into(b"{}"))["autellix"]
+    assert (shown["wait_s"], shown["service_s"], shown["inactive_s"]) == (0.000725, 0.666667, 0.3)
+    assert b'"wait_s":0.000725,' in receipt.comment()
+
+
 def test_a_stream_gets_the_receipt_as_a_comment() -> None:
     comment = RECEIPT.comment()
     assert comment.startswith(b": autellix {")

@@ -7,6 +7,7 @@ interrupted. It imports the standard library only, so `autellix --help` works wi
 from __future__ import annotations
 
 import argparse
+import difflib
 import importlib
 import importlib.metadata
 import sys
@@ -18,6 +19,9 @@ from autellix_backend.errors import CommandError
 
 EXIT_INTERRUPTED = 130
 PACKAGE = "autellix"
+
+ALIKE = {"status": "ps", "list": "ps", "start": "serve", "run": "serve"}
+"""Commands of other tools, with ours for the same."""
 
 COMMAND_GROUP = "autellix.commands"
 """Entry points of other packages: each names a mapping like `commands.COMMANDS`."""
@@ -40,7 +44,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     chosen = next((argument for argument in arguments if not argument.startswith("-")), "")
     try:
-        args = make_parser([chosen]).parse_args(arguments)
+        parser = make_parser([chosen])
+        if arguments[:1] == [chosen] and chosen not in all_commands():
+            parser.error(_unknown(chosen))
+        args = parser.parse_args(arguments)
         return cast("int", args.run(args))
     except ModuleNotFoundError as error:
         if (error.name or "").startswith(PACKAGE):
@@ -82,6 +89,13 @@ def all_commands() -> Mapping[str, Command]:
     for entry in importlib.metadata.entry_points(group=COMMAND_GROUP):
         commands.update(entry.load())
     return commands
+
+
+def _unknown(command: str) -> str:
+    known = list(all_commands())
+    near = ALIKE.get(command) or next(iter(difflib.get_close_matches(command, known, n=1)), None)
+    hint = f"did you mean `{PACKAGE} {near}`?" if near else f"the commands are {', '.join(known)}"
+    return f"there is no command {command!r}; {hint}"
 
 
 def _version() -> str:

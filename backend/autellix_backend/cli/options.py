@@ -17,6 +17,7 @@ from autellix_backend.settings import (
     merged_layer,
     settings_to_mapping,
 )
+from autellix_backend.settings.types import ONE_OF, Check
 
 PREFIX = "setting:"
 OPTIONS = {
@@ -54,7 +55,7 @@ def add_setting_options(parser: argparse.ArgumentParser, *names: str) -> None:
     defaults = settings_to_mapping(Settings())
     for name in names or OPTIONS:
         section, _, key = OPTIONS[name].partition(".")
-        text = _LINK.sub(r"\1", text_of(section, key)).replace("`", "")
+        text = _LINK.sub(r"\1", text_of(section, key)).replace("`", "") + _choices_text(section, key)
         parser.add_argument(
             name,
             dest=PREFIX + OPTIONS[name],
@@ -98,6 +99,13 @@ def layer_from_args(args: argparse.Namespace, extra: dict[str, RawValue] | None 
 def text_of(section: str, key: str) -> str:
     """Return the meaning of a setting, in Markdown."""
     return " ".join((fields_of(section)[key].description or "").split())
+
+
+def _choices_text(section: str, key: str) -> str:
+    """Return the names that a setting may have, nothing if it is not one of a few names."""
+    checks = (getattr(item, "func", None) for item in fields_of(section)[key].metadata)
+    expected = (check.expected for check in checks if isinstance(check, Check))
+    return "".join(f"; {names}" for names in expected if names.startswith(ONE_OF))
 
 
 def _default_text(value: object) -> str:

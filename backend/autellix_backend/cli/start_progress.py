@@ -1,4 +1,4 @@
-"""The progress of starting engines: the last line of their logs."""
+"""The progress of starting engines: the stage that their logs show."""
 
 from __future__ import annotations
 
@@ -17,15 +17,28 @@ from autellix_backend.engines.server_log import ServerLog
 TERMINAL_PERIOD_S, PLAIN_PERIOD_S = 1.0, 15.0
 """Seconds between updates. A terminal overwrites the line; elsewhere each update is a new line."""
 
-# vLLM's own: "(EngineCore pid=7) INFO 11-23 15:04:05 [core.py:58] ".
-_PREFIX = re.compile(r"^(\(\S+ pid=\d+\) )*([A-Z]+ \d\d-\d\d \S+ )?(\[\S+:\d+\] )?")
+STAGES = (
+    ("importing vLLM", re.compile(r"")),
+    ("starting the engine", re.compile(r"Initializing a V1 LLM engine")),
+    ("loading weights", re.compile(r"Starting to load model|Loading \S+ checkpoint shards: +(\d+)%")),
+    ("compiling", re.compile(r"Dynamo bytecode transform|Compiling a graph|torch\.compile takes")),
+    ("allocating KV memory", re.compile(r"Available KV cache memory|KV cache size|for KV cache on node")),
+    ("capturing CUDA graphs", re.compile(r"Capturing CUDA graphs?\b.*?(?: (\d+)%|$)")),
+    ("starting the server", re.compile(r"Starting vLLM server|Started server process")),
+)
+"""The stages of a start in order, each with what vLLM writes in it, and with its percentage if it counts."""
 
 
-def progress_line(name: str, elapsed_s: float, log_tail: str, width: int) -> str:
+def progress_line(name: str, elapsed_s: float, log: Sequence[str], width: int) -> str:
     """Return one line about an engine that is starting, no wider than a terminal."""
-    lines = [line.strip() for line in log_tail.splitlines() if line.strip()]
-    last = _PREFIX.sub("", lines[-1]) if lines else "no output yet"
-    line = f"{name}: {elapsed_s:.0f} s, {last}"
+    stage, percent = 0, ""
+    for line in log:
+        for number in range(stage, len(STAGES)):
+            if number and (found := STAGES[number][1].search(line)):
+                counted = next(filter(None, found.groups()), None)
+                percent = f" {counted} %" if counted else percent if number == stage else ""
+                stage = number
+    line = f"{name}: {STAGES[stage][0]}{percent} (stage {stage + 1} of {len(STAGES)}), {elapsed_s:.0f} s"
     return line if len(line) <= width else f"{line[: width - 1]}…"
 
 
@@ -58,6 +71,6 @@ async def _follow(logs: Sequence[tuple[str, Path]], out: TextIO, period_s: float
     width = shutil.get_terminal_size().columns if is_terminal else 160
     for name, path in itertools.cycle(logs):
         await asyncio.sleep(period_s)
-        line = progress_line(name, time.monotonic() - started_s, ServerLog(path).tail(), width)
+        line = progress_line(name, time.monotonic() - started_s, ServerLog(path).lines(), width)
         before, after = ("\r\033[K", "") if is_terminal else ("", "\n")
         print(before, line, sep="", end=after, file=out, flush=True)

@@ -43,12 +43,20 @@ class ModelNotFoundError(EngineError):
 
 
 class EngineStartError(EngineError):
-    """The engine ended before it was ready, or was not ready in time; carries the end of its log."""
+    """The engine ended before it was ready, or was not ready in time; carries the end of its log.
+
+    The message names the problem, the last line before it, and the log, which has the traceback.
+    """
 
     exit_code = 1
 
-    def __init__(self, problem: str, log_path: Path, log_tail: str) -> None:
-        super().__init__(f"engine: {problem}\nLast lines of {log_path}:\n{log_tail or '(the log is empty)'}")
+    def __init__(self, problem: str, log_path: Path, log_tail: str, last_line: str | None = None) -> None:
+        lines = [f"engine: {problem}"]
+        if last_line is not None:
+            lines.append(f"its last line: {last_line}")
+        if str(log_path) not in problem:
+            lines.append(f"its log is {log_path}")
+        super().__init__("\n".join(lines))
         self.log_tail = log_tail
 
 

@@ -239,7 +239,9 @@ class VllmReplica:
             await asyncio.sleep(PROBE_PERIOD_S)
 
     def _start_error(self, problem: str) -> EngineStartError:
-        return EngineStartError(f"{self.name} {problem}", self.log.path, self.log.tail())
+        return EngineStartError(
+            f"{self.name} {problem}", self.log.path, self.log.tail(), self.log.last_line()
+        )
 
     async def _end(self, patience_s: float) -> None:
         """Close the pipe, which makes the guard end the server; then kill what is left of the group."""

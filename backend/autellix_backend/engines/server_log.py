@@ -11,6 +11,10 @@ ERROR_LINE = re.compile(r"\b(?:[A-Za-z_.]*(?:Error|Exception)): \S.*")
 WARNING = " WARNING "
 """Marks log lines of vLLM that may mention errors and are none."""
 CONSEQUENCE = "Engine core initialization failed"
+PREFIX = re.compile(r"^(\(\S+ pid=\d+\) )*([A-Z]+ \d\d-\d\d \S+ )?(\[\S+:\d+\] ?)?")
+"""What vLLM writes before a line: `(EngineCore pid=7) INFO 11-23 15:04:05 [core.py:58] `."""
+OF_TRACEBACKS = re.compile(r"\s|Traceback|During handling of|The above exception|$")
+"""Lines of a traceback, without the prefix, and empty ones."""
 
 
 class ServerLog:
@@ -27,16 +31,27 @@ class ServerLog:
 
     def tail(self) -> str:
         """Return the last lines."""
-        return "\n".join(self._lines()[-TAIL_LINES:])
+        return "\n".join(self.lines()[-TAIL_LINES:])
 
     def cause(self) -> str:
         """Return the first error as the end of a sentence; vLLM buries it under its consequences."""
-        for line in self._lines():
+        for line in self.lines():
             if WARNING not in line and CONSEQUENCE not in line and (match := ERROR_LINE.search(line)):
                 return f": {match.group()}"
         return f"; see {self.path}"
 
-    def _lines(self) -> list[str]:
+    def last_line(self) -> str | None:
+        """Return the last line that is not of a traceback and does not repeat the cause; None without one."""
+        cause = self.cause()
+        for line in reversed(self.lines()):
+            text = PREFIX.sub("", line)
+            if OF_TRACEBACKS.match(text) or CONSEQUENCE in text or cause.endswith(text):
+                continue
+            return text
+        return None
+
+    def lines(self) -> list[str]:
+        """Return all lines, none if there is no file."""
         with contextlib.suppress(OSError):
             return self.path.read_text(encoding="utf-8", errors="replace").splitlines()
         return []

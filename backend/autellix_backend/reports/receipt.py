@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
+DIGITS = 6
+"""Decimals of its seconds: microseconds."""
+
 
 class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     """The cost of a call; None where only the engine could know and did not report."""
@@ -33,8 +36,17 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
             return content
         head = end[:-1]
         comma = b"" if head.rstrip().endswith(b"{") else b","
-        return head + comma + b'"autellix":' + msgspec.json.encode(self) + b"}"
+        return head + comma + b'"autellix":' + self._encoded() + b"}"
+
+    def _encoded(self) -> bytes:
+        rounded = msgspec.structs.replace(
+            self,
+            wait_s=round(self.wait_s, DIGITS),
+            service_s=round(self.service_s, DIGITS),
+            inactive_s=round(self.inactive_s, DIGITS),
+        )
+        return msgspec.json.encode(rounded)
 
     def comment(self) -> bytes:
         """Return the receipt as an SSE comment."""
-        return b": autellix " + msgspec.json.encode(self) + b"\n\n"
+        return b": autellix " + self._encoded() + b"\n\n"

@@ -117,11 +117,11 @@ class EngineSettings:
     """host memory of each replica for [KV blocks](../guides/kv-offload.md), GiB: `auto` shares half of what
     is free at the start; unset, as 0, offloads nothing"""
     extra_args: Arguments = ()
-    """further arguments for the vLLM server, as `--engine-args='--dtype float32'`; a list in the file"""
+    """further arguments for the vLLM server, as `--engine-args='--dtype float32'` (in the file: a list)"""
     replicas: PositiveInt = 1
     """number of engines of the model to start, each on its own cores or GPUs"""
     urls: HttpUrls = ()
-    """running OpenAI-compatible servers to send calls to; the option may be repeated; a list in the file"""
+    """running OpenAI-compatible servers to send calls to; the option may be repeated (in the file: a list)"""
     kind: Annotated[str, one_of(ENGINE_KINDS)] = AUTO_KIND
     """what runs at `urls`, which decides the fields it receives; `auto` asks each server"""
     must_answer: bool = True
@@ -264,8 +264,8 @@ class RaySettings:
     """Replicas on the nodes of a [Ray cluster](../guides/cluster.md#ray)."""
 
     address: RayAddress | None = None
-    """`auto` for the cluster of this machine, which `--ray` alone means, or `HOST:PORT` of a cluster's
-    head; unset uses no Ray"""
+    """`auto`, as `--ray` alone, uses this machine's cluster, `HOST:PORT` the cluster with that head; unset
+    uses no Ray"""
     cpus: Annotated[NonNegativeFloat, FIXED] = 1.0
     """CPUs of a node for each engine, which computes in as many threads without a GPU"""
 

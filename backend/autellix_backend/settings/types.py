@@ -23,6 +23,10 @@ MEMORY_URL = "memory://"
 REDIS_SCHEMES = ("redis", "rediss", "unix", "redis+sentinel")
 
 
+ONE_OF = "one of "
+"""Begins what is expected of an enumeration."""
+
+
 @dataclass(frozen=True, slots=True)
 class Check:
     """A check of a text, whose error says what is expected."""
@@ -44,7 +48,7 @@ def check(expected: str, holds: Callable[[str], bool]) -> AfterValidator:
 
 def one_of(names: Sequence[str]) -> AfterValidator:
     """Return the check of an enumeration."""
-    return check(f"one of {', '.join(names)}", lambda value: value in names)
+    return check(f"{ONE_OF}{', '.join(names)}", lambda value: value in names)
 
 
 def matching(pattern: str, expected: str) -> AfterValidator:

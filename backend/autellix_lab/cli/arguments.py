@@ -96,7 +96,7 @@ def add_json(parser: argparse.ArgumentParser, text: str = "print JSON instead of
 def add_fit_options(parser: argparse.ArgumentParser, *, max_context: int | None = None) -> None:
     """Declare how programs are fitted: `length_scale`, `max_context` (tokens) and `gaps`."""
     add = adder(parser)
-    add("--length-scale", "factor on lengths", above_zero, 1.0, metavar="X")
+    add("--length-scale", "factor on the lengths of prompts and answers", above_zero, 1.0, metavar="X")
     longest = "longest prompt with answer, in tokens; a longer history starts over"
     longest += " (default: no bound)" if max_context is None else ""
     add("--max-context", longest, count, max_context, metavar="N")

@@ -30,8 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-num-seqs", "the engine's batch size (default: from the gateway's settings)", count, metavar="N"
     )
     add("--seconds", "time to play", above_zero, 60.0, metavar="S")
-    add("--answer-tokens", "of a long answer", count, 128, metavar="N")
-    add("--prompt-tokens", "of a long prompt", count, 1024, metavar="N")
+    add("--answer-tokens", "output tokens of a long answer", count, 128, metavar="N")
+    add("--prompt-tokens", "tokens of a long prompt", count, 1024, metavar="N")
     add("--out", "write the engine as JSON, for `--model FILE.json`", Path, metavar="FILE")
     add_json(parser, "print the engine and the residuals as JSON")
 

@@ -61,11 +61,11 @@ def add_source_options(parser: argparse.ArgumentParser) -> None:
     add("source", f"{', '.join(WORKLOADS)} to generate, or a trace file or folder", metavar="SOURCE")
     size = f"programs of a run (default: {DEFAULT_PROGRAMS} generated, or all of a trace)"
     parser.add_argument("-n", "--programs", type=count, metavar="N", help=size)
-    add("--seed", "of programs, arrivals and hints", int, 0)
+    add("--seed", "seed of the programs, arrivals and hints", int, 0)
     add_tree_scale(parser)
     add_fit_options(parser, max_context=MAX_CONTEXT_TOKENS)
     add_load_options(parser)
-    add("--arrivals", "of programs", default=DEFAULT_ARRIVALS, choices=SIM_ARRIVALS)
+    add("--arrivals", "how programs arrive", default=DEFAULT_ARRIVALS, choices=SIM_ARRIVALS)
     add("--burst", "programs of one burst of burst_idle", count, BURST_PROGRAMS, metavar="N")
 
 

@@ -26,10 +26,15 @@ QUICK_SHARE = 0.1
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     add = adder(parser)
-    add("--figures", "some of them", partial(names_of, tuple(FIGURES)), tuple(FIGURES), metavar="N,N")
-    add("--seeds", "of each point", count, DEFAULT_SEEDS, metavar="N")
-    add("--size", "factor on the programs of a run", above_zero, 1.0, metavar="X")
-    add("--data", f"real traces instead of generated: {_files()}", Path, metavar="DIR")
+    add("--figures", "figures to make", partial(names_of, tuple(FIGURES)), tuple(FIGURES), metavar="N,N")
+    add("--seeds", "runs of each point, each with its own seed", count, DEFAULT_SEEDS, metavar="N")
+    add("--size", "factor on the number of programs of a run", above_zero, 1.0, metavar="X")
+    add(
+        "--data",
+        f"folder of recorded traces to use in place of generated ones: {_files()}",
+        Path,
+        metavar="DIR",
+    )
     quick = "one seed, few programs: shows that all parts work"
     parser.add_argument("--quick", action="store_true", help=quick)
     add("--workers", "processes (default: all cores)", count, metavar="N")

@@ -157,12 +157,13 @@ def text(answer: Mapping[str, Any]) -> str:
     rows, ratio = answer["programs"], answer["simulated_over_measured"]
     row = next(each for each in rows if each["program_id"] == answer["program_id"])
     longer = sum(each["estimated_s"] > LONGER * each["measured_s"] for each in rows)
-    return (
+    found = (
         f"It took {seconds(row['measured_s'])}. Under {answer['other_policy']} it would have taken about "
-        f"{seconds(row['estimated_s'])}. That is an estimate by simulation of the {len(rows)} programs of "
-        f"its busy period, {longer} of which would have taken longer. With {answer['policy']} the simulator "
-        f"makes them {abs(ratio - 1):.0%} {'longer' if ratio > 1 else 'shorter'} than they were."
+        f"{seconds(row['estimated_s'])}, by simulation. "
     )
+    if len(rows) > 1:
+        found += f"Of the {len(rows)} programs of its busy period, {longer} would have taken longer. "
+    return f"{found}Simulator error on the measured run ({answer['policy']}): {100 * (ratio - 1):+.0f} %."
 
 
 def _show(answer: Mapping[str, Any], *, is_cut: bool) -> None:

@@ -68,7 +68,7 @@ def _add_generate_options(parser: argparse.ArgumentParser, default: int) -> None
     parser.add_argument(
         "-n", "--programs", type=count, default=default, metavar="N", help=f"(default: {default})"
     )
-    adder(parser)("--seed", "of the generated programs", int, 0)
+    adder(parser)("--seed", "seed of the generated programs", int, 0)
     add_tree_scale(parser)
 
 

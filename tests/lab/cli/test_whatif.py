@@ -53,6 +53,21 @@ def run(capsys: pytest.CaptureFixture[str], *options: str) -> str:
     return capsys.readouterr().out
 
 
+def test_a_program_alone_in_its_busy_period_is_compared_to_no_others() -> None:
+    row = {"program_id": "p", "measured_s": 2.0, "estimated_s": 1.5}
+    answer = {
+        "program_id": "p",
+        "policy": "boost",
+        "other_policy": "fcfs",
+        "programs": [row],
+        "simulated_over_measured": 0.55,
+    }
+    assert whatif.text(answer) == (
+        "It took 2.0 s. Under fcfs it would have taken about 1.5 s, by simulation. "
+        "Simulator error on the measured run (boost): -45 %."
+    )
+
+
 @pytest.mark.usefixtures("answers")
 def test_a_short_program_would_have_waited_under_fcfs(capsys: pytest.CaptureFixture[str]) -> None:
     answer = json.loads(run(capsys, "short", "--json"))
@@ -70,8 +85,8 @@ def test_the_estimate_is_said_to_be_one_with_its_error(capsys: pytest.CaptureFix
     shown = " ".join(run(capsys, "short", "--policy", "fcfs").split())
 
     assert "It took 0.20 s. Under fcfs it would have taken about 17." in shown
-    assert "estimate by simulation of the 3 programs of its busy period" in shown
-    assert "With plas the simulator makes them" in shown
+    assert "by simulation. Of the 3 programs of its busy period, " in shown
+    assert "Simulator error on the measured run (plas): " in shown
 
 
 @pytest.mark.usefixtures("answers")
