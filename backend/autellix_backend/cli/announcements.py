@@ -94,8 +94,9 @@ def root_url(listener: socket.socket) -> str:
 
 
 def _policy_in_force(settings: Settings, pool: EnginePool) -> str:
-    if any(handle.sends_reports for handle in pool):
-        return settings.scheduler.policy
+    if facts := [handle.link.first_facts for handle in pool if handle.sends_reports]:
+        # Engines that others started may have another policy than this gateway.
+        return ", ".join(dict.fromkeys(each.policy for each in facts if each is not None))
     links = [handle.reporting for handle in pool]
     if any(link.is_ordered_here for link in links):
         return f"{settings.scheduler.policy}, in the gateway"

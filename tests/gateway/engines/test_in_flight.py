@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from tests.ports import free_port
 from tests.serving import listening
 from tests.waiting import until
 
+from autellix_backend.cli.announcements import ready_line
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.engines.probe import QueueLengths
 from autellix_backend.engines.remote import RemoteEngine
@@ -280,6 +282,17 @@ async def test_a_set_bound_is_kept() -> None:
         server.gate.set()
         await asyncio.gather(*calls)
         assert rig.handle.max_in_flight == 2
+
+
+async def test_the_ready_line_says_where_the_policy_applies() -> None:
+    """In the gateway where a bound is set or can be learned; nowhere else."""
+    for states_queue, expected in ((True, "(policy plas, in the gateway);"), (False, "(policy none: the")):
+        server = PlainServer()
+        server.states_queue = states_queue
+        async with gateway(server) as rig:
+            parts = rig.app.state.components
+            with socket.create_server(("127.0.0.1", 0)) as listener:
+                assert expected in ready_line(parts.settings, parts.pool, listener)
 
 
 async def test_a_server_that_states_no_queue_lengths_is_said_to_order_its_calls() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -14,6 +15,7 @@ from tests.report_links import SECRET, free_address
 from tests.serving import listening
 from tests.waiting import until
 
+from autellix_backend.cli.announcements import ready_line
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.engines import supervisor
 from autellix_backend.gateway.app import create_app
@@ -133,6 +135,14 @@ async def test_what_is_active_is_said_in_one_line() -> None:
         assert (row["engine_version"], row["scheduler_version"], row["policy"]) == ("fake", "0", "plas")
         ready = {"status": "ready", "engines": {"fake-0": "up"}, "ordered_by": {"fake-0": "engine"}}
         assert await rig.get("/readyz") == ready
+
+
+async def test_the_ready_line_names_the_policy_of_the_engines_that_order() -> None:
+    async with engine_of_others(policy="plas") as engine, gateway(engine, policy="boost") as rig:
+        await rig.reports("up")
+        parts = rig.app.state.components
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            assert "(policy plas);" in ready_line(parts.settings, parts.pool, listener)
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,9 @@ def test_the_words_name_what_there_was() -> None:
         "2 calls in 9.0 s: 2.0 s waiting for memory, 1.0 s waiting for a slot, 3.0 s in the engine, 3.0 s at "
         "its client. The critical path has 2 calls; the longest (a) took 4.0 s."
     )
+    ended = program(call("a", 0, 0.25))
+    ended.began_at_s, ended.ended_at_s = 1000.0, 1011.25
+    assert spent_text(ended).endswith("in the engine. It stayed open for 11.0 s after its last answer.")
     assert spent_text(program(left_out=3)) == "3 calls in 0 s. 3 calls are not kept: they were too many."
 
 

@@ -113,6 +113,8 @@ def _last_before(time_s: float, by_end: Sequence[SettledCall]) -> SettledCall | 
     return by_end[place - 1] if place else None
 
 
+MENTIONED_S = 1.0
+"""From how long on it is mentioned that a program stayed open without a call."""
 _WORDS = {
     "inactive": WORDS[ProgramState.WAITING_FOR_MEMORY],
     "queue": WORDS[ProgramState.WAITING_FOR_SLOT],
@@ -137,6 +139,8 @@ def spent_text(program: PastProgram) -> str:
         slowest = max(on_path, key=attrgetter("duration_s"))
         longest = f"the longest ({slowest.start.call_id}) took {seconds(slowest.duration_s)}"
         text += f" The critical path has {len(path)} call{'s' * (len(path) > 1)}; {longest}."
+    if program.open_after_s >= MENTIONED_S:
+        text += f" It stayed open for {seconds(program.open_after_s)} after its last answer."
     if program.left_out:
         text += f" {program.left_out} calls are not kept: they were too many."
     return text

@@ -58,6 +58,11 @@ class PastProgram:
         return max((call.settled_s for call in self.calls), default=self.start_s) - self.start_s
 
     @property
+    def open_after_s(self) -> float:
+        """From its last answer until it left the process table; 0 while it lives."""
+        return max(0.0, self.ended_at_s - self.began_at_s - self.duration_s) if self.ended_at_s else 0.0
+
+    @property
     def flags(self) -> tuple[str, ...]:
         """The flags of its calls, each once."""
         return tuple(dict.fromkeys(chain.from_iterable(call.start.flags for call in self.calls)))
