@@ -10,24 +10,25 @@ from langgraph.prebuilt import ToolNode, tools_condition
 
 import autellix  # noqa: F401 - the only line to add
 
-City = Literal["Berlin", "Paris", "Rome"]
-MILLIONS = {"Berlin": 3.7, "Paris": 2.1, "Rome": 2.7}
-SQUARE_KM = {"Berlin": 891, "Paris": 105, "Rome": 1285}
+Country = Literal["France", "Italy", "Spain"]
+CAPITALS = {"France": "Paris", "Italy": "Rome", "Spain": "Madrid"}
+LANGUAGES = {"France": "French", "Italy": "Italian", "Spain": "Spanish"}
 
 
 @tool
-def population(city: City) -> str:
-    """Return how many people live in a city."""
-    return f"{city} has {MILLIONS[city]} million inhabitants."
+def capital(country: Country) -> str:
+    """Return the capital of a country."""
+    return f"The capital of {country} is {CAPITALS[country]}."
 
 
 @tool
-def area(city: City) -> str:
-    """Return how large a city is."""
-    return f"{city} covers {SQUARE_KM[city]} square kilometres."
+def language(country: Country) -> str:
+    """Return the language of a country."""
+    return f"People in {country} speak {LANGUAGES[country]}."
 
 
-TOOLS = (population, area)
+TOOLS = (capital, language)
+QUESTION = "What is the capital of Italy, and which language do people speak there?"
 model = ChatOpenAI(
     base_url=os.environ.get("AUTELLIX_BASE_URL", "http://127.0.0.1:8000/v1"),
     api_key=os.environ.get("AUTELLIX_API_KEY", "unused"),
@@ -43,11 +44,11 @@ def think(state: MessagesState):
     A large model chooses by itself. A small one needs the name of the tool, and `strict`, by which the engine
     generates only arguments that fit the tool's schema.
     """
-    called = {message.name for message in state["messages"] if message.type == "tool"}
-    waiting = [tool.name for tool in TOOLS if tool.name not in called]
-    if not waiting:
-        return {"messages": [model.invoke(state["messages"])]}
-    caller = model.bind_tools(TOOLS, tool_choice=waiting[0], strict=True)
+    results = {message.name: message.content for message in state["messages"] if message.type == "tool"}
+    missing = [tool.name for tool in TOOLS if tool.name not in results]
+    if not missing:
+        return {"messages": [model.invoke(f"{QUESTION} Use these facts: {' '.join(results.values())}")]}
+    caller = model.bind_tools(TOOLS, tool_choice=missing[0], strict=True)
     return {"messages": [caller.invoke(state["messages"])]}
 
 
@@ -55,6 +56,6 @@ builder = StateGraph(MessagesState)
 builder.add_node(think).add_node("tools", ToolNode(TOOLS))
 builder.add_edge(START, "think").add_conditional_edges("think", tools_condition).add_edge("tools", "think")
 agent = builder.compile(name="geographer")
-question = "How many people live in Berlin, and how large is it?"
-for message in agent.invoke({"messages": [("user", question)]})["messages"]:
-    message.pretty_print()
+for message in agent.invoke({"messages": [("user", QUESTION)]})["messages"]:
+    calls = [f"{call['name']}({call['args']['country']})" for call in getattr(message, "tool_calls", ())]
+    print(f"{message.type}: {message.text or ', '.join(calls)}")

@@ -69,15 +69,16 @@ def test_langgraph_agent() -> None:
 
     def answer(body: dict[str, Any]) -> str | dict[str, Any]:
         if "tools" not in body:
-            return "Berlin is large."
+            return "Rome, and Italian."
         assert all(tool["function"]["strict"] for tool in body["tools"])
-        return tool_call((body["tool_choice"]["function"]["name"], {"city": "Berlin"}))
+        return tool_call((body["tool_choice"]["function"]["name"], {"country": "Italy"}))
 
     first, second, last = run_example("langgraph_agent", answer=answer)
     assert {call.program_name for call in (first, second, last)} == {"geographer"}
     assert [parents(call) for call in (first, second, last)] == [set(), ids([first]), ids([second])]
-    results = [message["content"] for message in last.body["messages"] if message["role"] == "tool"]
-    assert results == ["Berlin has 3.7 million inhabitants.", "Berlin covers 891 square kilometres."]
+    facts = " Use these facts: The capital of Italy is Rome. People in Italy speak Italian."
+    assert last.content is not None
+    assert last.content.endswith(facts)
 
 
 @needs("langgraph", "langchain_openai")
@@ -101,16 +102,17 @@ def test_autogen_team() -> None:
 
 @needs("agents")
 def test_openai_agents() -> None:
-    """The answer depends on the call that asked for the tool."""
+    """The answer of the second agent depends on the call of the first, which names its tool."""
 
     def answer(body: dict[str, Any]) -> str | dict[str, Any]:
-        if body["messages"][-1]["role"] == "tool":
+        if "tools" not in body:
             return "3.7 million"
-        return tool_call(("population", {"city": "Berlin"}))
+        assert body["tools"][0]["function"]["strict"]
+        return tool_call((body["tool_choice"]["function"]["name"], {"city": "Berlin"}))
 
     ask, conclude = run_example("openai_agents", answer=answer)
     assert (ask.program_name, conclude.program_id) == ("geographer", ask.program_id)
-    assert conclude.content == "Berlin has 3.7 million inhabitants."
+    assert "Berlin has 3.7 million inhabitants." in str(conclude.content)
     assert parents(conclude) == ids([ask])
 
 
