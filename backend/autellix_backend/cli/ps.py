@@ -25,7 +25,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     shown.add_argument("--all", action="store_true", help="include ended programs, the last to end first")
     add_wide_option(parser)
     parser.add_argument(
-        "--limit", type=count, default=DEFAULT_LIMIT, metavar="N", help="how many (default: %(default)s)"
+        "--limit",
+        type=count,
+        default=DEFAULT_LIMIT,
+        metavar="N",
+        help="programs to list (default: %(default)s)",
     )
 
 
