@@ -30,7 +30,7 @@ defaults by [the paper's](../scheduling.md#the-papers-policies).
 ```sh
 # Each setting in force, and its source:
 autellix config show --config autellix.toml
-# What `serve` would refuse, missing files and packages, misspelt variables; then the exit code is 2:
+# What `serve` would refuse, and misspelt variables; then the exit code is 2:
 autellix config check autellix.toml
 ```
 
