@@ -57,7 +57,7 @@ def settle(slots: int, *clients: Client, others: int = 0, readings: int = 20) ->
 def test_the_bound_is_the_batch_and_a_few_calls_that_wait(slots: int) -> None:
     client = Client(10 * slots, LearnedBound())
     settle(slots, client)
-    assert client.bound.calls == slots + max(1, slots // 16)
+    assert client.bound.calls == slots + max(2, slots // 16)
     assert client.bound.running == slots
 
 
@@ -79,7 +79,7 @@ def test_calls_that_wait_for_their_prefill_only_are_no_sign_of_a_full_batch() ->
 def test_a_bound_that_is_too_low_reaches_the_batch_within_a_few_seconds() -> None:
     client = Client(40, LearnedBound())
     settle(4, client)
-    assert client.calls == 5
+    assert client.calls == 6
     settle(256, client, readings=9)
     assert client.calls >= 256
     settle(256, client)
@@ -90,7 +90,7 @@ def test_a_bound_does_not_grow_while_no_call_waits_for_it() -> None:
     client = Client(40, LearnedBound())
     settle(4, client)
     client.bound.observe(QueueLengths(running=2, waiting=0), 2, is_held=False)
-    assert client.bound.calls == 5
+    assert client.bound.calls == 6
 
 
 def test_gateways_share_a_batch_and_keep_it_full() -> None:
@@ -230,24 +230,24 @@ async def test_calls_wait_in_the_gateway_once_it_has_learned_the_bound() -> None
         assert (row["ordered_by"], row["max_in_flight"]) == ("gateway", None)
         assert "ordered by the gateway (plas) once calls wait there" in row["scheduling"]
         first = [asyncio.create_task(rig.chat(f"first-{number}")) for number in range(16)]
-        await until(lambda: rig.handle.max_in_flight == SLOTS + 1)
+        await until(lambda: rig.handle.max_in_flight == SLOTS + 2)
         row = await rig.engine()
         assert row["scheduling"].endswith(
-            "ordered by the gateway (plas), at most 5 calls in flight (learned); usage is estimated from "
+            "ordered by the gateway (plas), at most 6 calls in flight (learned); usage is estimated from "
             "tokens"
         )
-        assert (row["ordered_by"], row["max_in_flight"]) == ("gateway", 5)
+        assert (row["ordered_by"], row["max_in_flight"]) == ("gateway", 6)
         ready = await rig.get("/readyz")
         assert (ready["status"], ready["ordered_by"]) == ("ready", {"remote-0": "gateway"})
         second = [asyncio.create_task(rig.chat(f"second-{number}")) for number in range(8)]
         await until(lambda: len(rig.handle.queue) == 8)
         why = await rig.get("/autellix/v1/programs/second-3/why")
-        assert "the calls in flight at remote-0 have reached the limit of 5" in why["calls"][0]["text"]
+        assert "the calls in flight at remote-0 have reached the limit of 6" in why["calls"][0]["text"]
         server.gate.set()
         await asyncio.gather(*first)
         server.gate.clear()
         third = [asyncio.create_task(rig.chat(f"third-{number}")) for number in range(8)]
-        await until(lambda: server.waiting <= 1 and len(rig.handle.queue) >= 8)
+        await until(lambda: server.waiting <= 2 and len(rig.handle.queue) >= 8)
         server.gate.set()
         await asyncio.gather(*second, *third)
 
@@ -260,7 +260,7 @@ async def test_the_gateways_order_applies_to_the_calls_that_wait_for_a_learned_b
             await rig.chat("old")
         server.gate.clear()
         fill = [asyncio.create_task(rig.chat(f"fill-{number}")) for number in range(16)]
-        await until(lambda: rig.handle.max_in_flight == SLOTS + 1)
+        await until(lambda: rig.handle.max_in_flight == SLOTS + 2)
         late: list[asyncio.Task[str]] = []
         for program in ("old", "old", "new"):
             late.append(asyncio.create_task(rig.chat(program)))

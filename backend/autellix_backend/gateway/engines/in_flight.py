@@ -19,8 +19,10 @@ from autellix_backend.gateway.engines.queue import EngineQueue
 PERIOD_S = 0.5
 """How often a busy engine's queue lengths are read: vLLM renders its metrics in a few milliseconds."""
 SPARE_SHARE = 16
-"""Running calls for each of which one may wait in the engine, at least one: it takes a slot as soon as that
-is free, which the gateway learns a round trip later."""
+"""Running calls for each of which one may wait in the engine: it takes a slot as soon as that is free, which
+the gateway learns a round trip later."""
+MIN_SPARE = 2
+"""The calls that may wait there at least: in a small batch several calls often end in one step."""
 OTHERS_SHARE = 2
 """Other clients' calls at the engine per call of ours above which there is no bound: they would overtake the
 calls that wait here."""
@@ -57,7 +59,7 @@ class LearnedBound:
         """
         last, self._last = self._last, seen
         total = max(in_flight, seen.running + seen.waiting)
-        spare = max(1, seen.running // SPARE_SHARE)
+        spare = max(MIN_SPARE, seen.running // SPARE_SHARE)
         self.is_shared = seen.waiting > spare and total - in_flight > OTHERS_SHARE * in_flight
         if self.is_shared:
             self.calls = math.inf
