@@ -19,6 +19,7 @@ from autellix_backend.settings import (
     StoreSettings,
     build_settings,
     child_environment,
+    client_environment,
     default_cache_dir,
     load_settings,
     merged_layer,
@@ -256,3 +257,18 @@ def test_all_problems_are_found_at_once() -> None:
         "limits.max_calls",
     ]
     assert "did you mean store.url?" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, ("http://127.0.0.1:8000", None)),
+        ({"AUTELLIX_BASE_URL": "http://one/v1", "AUTELLIX_API_KEY": "k"}, ("http://one/v1", "k")),
+        ({"AUTELLIX_BASE_URL": " http://one, http://two", "AUTELLIX_API_KEY": ""}, ("http://one", None)),
+        ({"AUTELLIX_BASE_URL": " ,"}, ("http://127.0.0.1:8000", None)),
+    ],
+)
+def test_commands_ask_the_first_gateway_of_the_environment(
+    environ: dict[str, str], expected: tuple[str, str | None]
+) -> None:
+    assert client_environment(environ) == expected

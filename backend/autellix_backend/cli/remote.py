@@ -97,7 +97,9 @@ def add_remote_options(parser: argparse.ArgumentParser) -> None:
     """Declare `--url`, `--api-key` and `--json`."""
     url, api_key = client_environment()
     parser.add_argument(
-        "--url", default=url, help=f"address of the gateway, by default AUTELLIX_BASE_URL (now {url})"
+        "--url",
+        default=url,
+        help=f"address of the gateway, by default the first of AUTELLIX_BASE_URL (now {url})",
     )
     parser.add_argument(
         "--api-key", metavar="KEY", default=api_key, help="key of a tenant, by default AUTELLIX_API_KEY"

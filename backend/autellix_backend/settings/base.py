@@ -69,9 +69,10 @@ def child_environment(defaults: Mapping[str, str]) -> dict[str, str]:
 
 
 def client_environment(environ: Mapping[str, str] | None = None) -> tuple[str, str | None]:
-    """Return the gateway's address and API key for commands that call a gateway."""
+    """Return the gateway's address and API key for commands that call a gateway: the first of several."""
     environ = os.environ if environ is None else environ
-    return environ.get(BASE_URL_VARIABLE) or DEFAULT_BASE_URL, environ.get(API_KEY_VARIABLE) or None
+    addresses = map(str.strip, environ.get(BASE_URL_VARIABLE, "").split(","))
+    return next(filter(None, addresses), DEFAULT_BASE_URL), environ.get(API_KEY_VARIABLE) or None
 
 
 def report_secret(environ: Mapping[str, str] | None = None) -> str | None:
