@@ -37,7 +37,7 @@ def test_engines_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
         table, said = lines[:3], lines[3:]
         assert [line.split()[:2] for line in table] == [["ENGINE", "STATE"], ["one", "up"], ["two", "up"]]
         assert [line.partition(": ")[0] for line in said] == ["one", "two"]
-        assert all("a server without our scheduler" in line for line in said)
+        assert all("a server without the Autellix scheduler" in line for line in said)
         assert main(["engines", "list", "--url", url, "--json"]) == 0
         assert [engine["name"] for engine in json.loads(capsys.readouterr().out)["engines"]] == ["one", "two"]
 

@@ -16,6 +16,7 @@ import tempfile
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -24,7 +25,7 @@ from tests.gateway.snapshots import snapshot, standing
 from tests.serving import listening
 from tests.waiting import PATIENCE_S, until
 
-from autellix_backend.cli.main import main
+from autellix_backend.cli.main import main, make_parser
 from autellix_backend.cli.program_table import program_table
 from autellix_backend.cli.remote import RemoteError, RemoteGateway
 from autellix_backend.cli.why import explanation
@@ -223,10 +224,73 @@ def test_why_explains_a_program(capsys: pytest.CaptureFixture[str]) -> None:
         assert re.search(r"Based on an engine snapshot (\d+ ms|0\.\d+ s) old\.$", words)
         assert main(["why", "slow", "--url", url, "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["calls"][0]["programs_ahead"][0]["program_id"] == "fast"
-        assert main(["why", "no/body", "--url", url]) == 1
-        assert "answers 404: there is no program 'no/body'" in capsys.readouterr().err
 
     at_work(use)
+
+
+def test_why_takes_a_name_the_beginning_of_an_id_or_the_last_program(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def use(url: str) -> None:
+        def said(*arguments: str) -> str:
+            assert main(["why", *arguments, "--url", url]) == 0
+            return capsys.readouterr().out
+
+        def refused(wanted: str) -> str:
+            assert main(["why", wanted, "--url", url]) == 1
+            return capsys.readouterr().err
+
+        assert said("sl").startswith("Program slow (react) is")
+        call(url, **{"X-Autellix-Program-ID": "gone/0", "X-Autellix-Final": "true"})
+        call(url, **{"X-Autellix-Program-ID": "gone/1", "X-Autellix-Program-Name": "one"})
+        assert said("--last").startswith("Program gone/1 (one) is between calls.")
+        assert said("one").startswith("Program gone/1 (one) is")
+        assert said("gone/0").startswith("Program gone/0 has ended.")
+        error = refused("react")
+        assert "2 programs have the name 'react' or an id that begins so; expected the id of one:" in error
+        assert error.splitlines()[1:] == [
+            "  slow  react  waiting for a slot",
+            "  fast  react  in the engine",
+        ]
+        error = refused("no/body")
+        assert "there is no program 'no/body'; expected the id, the beginning of an id, or the name" in error
+        assert error.splitlines()[1:3] == ["  gone/1  one  between calls", "  gone/0  -  ended"]
+
+    at_work(use)
+
+
+def test_why_counts_further_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows: list[dict[str, Any]] = [
+        {"program_id": f"p-{age}", "name": None, "flags": [], "state_text": "in the engine", "age_s": age}
+        for age in range(10)
+    ]
+
+    def get(self: RemoteGateway, path: str) -> dict[str, Any]:
+        if "/why" in path:
+            raise RemoteError("404", 404)
+        return {"programs": rows if path.startswith("/programs") else [], "next": None}
+
+    monkeypatch.setattr(RemoteGateway, "get", get)
+    args = make_parser(["why"]).parse_args(["why", "p-"])
+    with pytest.raises(RemoteError, match=r"10 programs .*\n  p-0 (?s:.*)\n  p-7 .*\n  \.\.\. and 2 more"):
+        args.run(args)
+
+
+def test_why_of_the_last_program_of_an_unused_gateway(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RemoteGateway, "get", lambda *_: {"programs": [], "next": None})
+    args = make_parser(["why"]).parse_args(["why", "--last"])
+    with pytest.raises(RemoteError, match="the gateway has no programs yet"):
+        args.run(args)
+
+
+def test_why_passes_other_errors_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def get(self: RemoteGateway, path: str) -> dict[str, Any]:
+        raise RemoteError("no key", 401)
+
+    monkeypatch.setattr(RemoteGateway, "get", get)
+    args = make_parser(["why"]).parse_args(["why", "p"])
+    with pytest.raises(RemoteError, match="no key"):
+        args.run(args)
 
 
 def test_a_program_between_calls_has_none_to_explain() -> None:

@@ -64,6 +64,20 @@ async def test_a_task_is_one_program_from_its_first_call_on(serve: Any, agent: A
 
 
 @pytest.mark.parametrize("agent", AGENTS.values(), ids=AGENTS.keys())
+async def test_between_calls_the_tool_that_the_answer_called_is_shown(serve: Any, agent: Agent) -> None:
+    """In each dialect, streamed or not."""
+    async with serve(calling()) as rig:
+        program = await step(rig, Task(agent))
+        await rig.settled()
+        _, shown = await rig.get(f"/autellix/v1/programs/{program}")
+        _, why = await rig.get(f"/autellix/v1/programs/{program}/why")
+
+    assert (shown["state"], shown["tools"]) == ("between_calls", ["read"])
+    assert shown["state_text"] == why["state_text"] == "between calls (tool read)"
+    assert "Its last answer called read." in why["text"]
+
+
+@pytest.mark.parametrize("agent", AGENTS.values(), ids=AGENTS.keys())
 async def test_tasks_with_the_same_prompts_at_the_same_time_are_apart(serve: Any, agent: Agent) -> None:
     async with serve(calling()) as rig:
         found = await asyncio.gather(*(run(rig, agent) for _ in range(TASKS)))

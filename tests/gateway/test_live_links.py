@@ -154,7 +154,7 @@ async def test_both_gateways_say_what_the_engine_is(gateways: list[Server]) -> N
             assert row["engine_version"].startswith("0.3")
             ready = await get(session, gateway, "/readyz")
             assert ready == {"status": "ready", "engines": {"remote-0": "up"}}
-            assert "remote-0: our scheduler" in gateway.log_tail()
+            assert "remote-0: Autellix scheduler" in gateway.log_tail()
             assert "(policy plas)" in gateway.log_tail()
 
 

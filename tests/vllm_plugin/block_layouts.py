@@ -245,7 +245,14 @@ def play_together(layout: Layout) -> dict[str, int]:
             calls.decode(request)
     ours = calls.ours
     counted = ours.blocks_of(first.num_tokens) + ours.blocks_of(second.num_tokens, cached)
-    return {"cached": cached, "held": calls.held, "counted": counted}
+    apart = ours.held("a") + ours.held("b", ["a"])
+    return {
+        "cached": cached,
+        "held": calls.held,
+        "counted": counted,
+        "apart": apart,
+        "whole": ours.held("a") + ours.held("b"),
+    }
 
 
 def play_kept(layout: Layout) -> dict[str, Any]:

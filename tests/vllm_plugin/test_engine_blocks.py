@@ -55,6 +55,12 @@ def test_a_beginning_that_calls_share_counts_once(layouts: Layouts) -> None:
     assert {name: found for name, found in together.items() if found["held"] != found["counted"]} == {}
 
 
+def test_blocks_that_running_calls_share_are_held_by_the_first(layouts: Layouts) -> None:
+    together = {name: found["together"] for name, found in layouts.items() if found["together"]}
+    assert {name: found for name, found in together.items() if found["apart"] != found["held"]} == {}
+    assert any(found["whole"] > found["held"] for found in together.values())
+
+
 def test_admission_lets_in_as_many_contexts_as_there_are_blocks_for(layouts: Layouts) -> None:
     for name, found in layouts.items():
         for length, by_blocks, by_tokens in found["fits"]:

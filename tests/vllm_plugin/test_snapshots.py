@@ -117,6 +117,43 @@ def test_a_snapshot_lists_the_queue_in_order(tracker: CallTracker, gateways: Gat
     assert gateways.snapshots.pop().mean_step_s is None
 
 
+def test_blocks_that_calls_of_a_program_share_count_for_the_first(tracker: CallTracker) -> None:
+    """Three branches with one prefix do not hold it three times."""
+    for number in range(3):
+        arrival = Arrival(f"branch-{number}", "p")
+        tracker.arrive(f"branch-{number}", CallIdentity(call_id=f"c-{number}", arrival=arrival), 0.0)
+        tracker.start(f"branch-{number}", 1.0, cached_tokens=0)
+    arrive(tracker, "other")
+    tracker.start("other", 1.0, cached_tokens=0)
+    told = SnapshotReporter(tracker).snapshot(1.0, LOAD, held_blocks)
+
+    assert [(call.call_id, call.kv_blocks) for call in told.calls] == [
+        ("c-0", 6),
+        ("c-1", 4),
+        ("c-2", 2),
+        ("c-other", 6),
+    ]
+
+
+def test_a_snapshot_tells_prefill_from_decode(tracker: CallTracker) -> None:
+    for name in ("new", "prefills", "decodes", "again"):
+        arrive(tracker, name)
+    for name in ("new", "prefills", "decodes", "again"):
+        tracker.start(name, 1.0, cached_tokens=0)
+    arrive(tracker, "waits")
+    tracker.charge(StepTokens(prefilled={"prefills": 8}, decoded={"decodes": 1, "again": 1}), 0.1, 2.0)
+    tracker.charge(StepTokens(prefilled={"again": 8}), 0.1, 3.0)
+    told = SnapshotReporter(tracker).snapshot(3.0, LOAD, held_blocks)
+
+    assert {call.call_id: call.is_decoding for call in told.calls} == {
+        "c-new": False,
+        "c-prefills": False,
+        "c-decodes": True,
+        "c-again": False,
+        "c-waits": None,
+    }
+
+
 @pytest.mark.parametrize(
     ("connector", "expected"),
     [(None, None), (object(), None), (SimpleNamespace(offload_totals=lambda: SWAPPED), SWAPPED)],

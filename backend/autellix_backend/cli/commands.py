@@ -35,7 +35,7 @@ COMMANDS = {
     "why": Command(
         "autellix_backend.cli.why",
         "explain why a program waits, or where the time of one that ended went",
-        "autellix why conversation-7-chat",
+        "autellix why --last",
     ),
     "top": Command("autellix_backend.cli.top", "watch engines and programs", "autellix top --period 2"),
     "engines": Command(

@@ -4,30 +4,99 @@ from __future__ import annotations
 
 import argparse
 import textwrap
+import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
 from autellix_backend.cli.program_name import shown_name
-from autellix_backend.cli.remote import RemoteGateway, add_remote_options, print_json
+from autellix_backend.cli.remote import RemoteError, RemoteGateway, add_remote_options, print_json
 from autellix_backend.observe.durations import seconds
 
 WIDTH = 100
+MAX_PROGRAMS = 10_000
+"""Open programs among which a name or the beginning of an id is looked for."""
+MAX_ENDED = 1000
+"""Ended programs; a gateway keeps no more."""
+MAX_CANDIDATES = 8
+NOT_FOUND = 404
+
+Row = Mapping[str, Any]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options: the program and the gateway."""
-    parser.add_argument("program", metavar="PROGRAM", help="id of the program, as `autellix ps` shows it")
+    program = parser.add_mutually_exclusive_group(required=True)
+    program.add_argument(
+        "program",
+        metavar="PROGRAM",
+        nargs="?",
+        help="id of the program, the beginning of its id, or its name",
+    )
+    program.add_argument("--last", action="store_true", help="the program that began last")
     add_remote_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the explanation."""
-    answer = RemoteGateway.from_args(args).get(f"/programs/{quote(args.program, safe='/')}/why")
+    gateway = RemoteGateway.from_args(args)
+    answer = _why(gateway, _last(_programs(gateway))) if args.last else _find(gateway, args.program)
     if args.json:
         print_json(answer)
     else:
         print(explanation(answer))
     return 0
+
+
+def _why(gateway: RemoteGateway, program_id: str) -> dict[str, Any]:
+    return gateway.get(f"/programs/{quote(program_id, safe='/')}/why")
+
+
+def _find(gateway: RemoteGateway, wanted: str) -> dict[str, Any]:
+    """Return the explanation of the program with an id, else of the only one with this beginning or name."""
+    try:
+        return _why(gateway, wanted)
+    except RemoteError as error:
+        if error.status != NOT_FOUND:
+            raise
+    programs = _programs(gateway)
+    found = [row for row in programs if row["program_id"].startswith(wanted) or row["name"] == wanted]
+    if len(found) == 1:
+        return _why(gateway, found[0]["program_id"])
+    if found:
+        problem = (
+            f"{len(found)} programs have the name {wanted!r} or an id that begins so; expected the id of one"
+        )
+    else:
+        problem = (
+            f"there is no program {wanted!r}; expected the id, the beginning of an id, or the name of one"
+        )
+    raise RemoteError("\n  ".join([f"{problem}:", *_candidates(found or programs)]), NOT_FOUND)
+
+
+def _programs(gateway: RemoteGateway) -> list[Row]:
+    """Return open and ended programs, the last to begin first."""
+    now_s = time.time()
+    ended = gateway.get(f"/history?limit={MAX_ENDED}")["programs"]
+    rows = [(now_s - row["age_s"], row) for row in gateway.programs(MAX_PROGRAMS)["programs"]]
+    rows += [(row["began_at_s"], row) for row in ended]
+    return [row for _, row in sorted(rows, key=lambda each: each[0], reverse=True)]
+
+
+def _last(programs: Sequence[Row]) -> str:
+    if not programs:
+        raise RemoteError("the gateway has no programs yet", NOT_FOUND)
+    return str(programs[0]["program_id"])
+
+
+def _candidates(programs: Sequence[Row]) -> list[str]:
+    """Return lines with the first of some programs."""
+    lines = [
+        f"{row['program_id']}  {shown_name(row) or '-'}  {row['state_text']}"
+        for row in programs[:MAX_CANDIDATES]
+    ]
+    more = len(programs) - len(lines)
+    return [*lines, f"... and {more} more (autellix ps --all)"] if more else lines
 
 
 def explanation(why: dict[str, Any]) -> str:

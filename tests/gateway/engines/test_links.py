@@ -130,7 +130,7 @@ async def test_what_is_active_is_said_in_one_line() -> None:
     async with engine_of_others(policy="plas") as engine, gateway(engine) as rig:
         await rig.reports("up")
         row = await rig.engine()
-        said = "our scheduler 0 on vLLM fake: policy plas, admission off, 256 slots; reports from tcp://"
+        said = "Autellix scheduler 0 on vLLM fake: policy plas, admission off, 256 slots; reports from tcp://"
         assert row["scheduling"].startswith(said)
         assert (row["engine_version"], row["scheduler_version"], row["policy"]) == ("fake", "0", "plas")
         ready = {"status": "ready", "engines": {"fake-0": "up"}, "ordered_by": {"fake-0": "engine"}}

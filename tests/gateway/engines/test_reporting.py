@@ -34,7 +34,7 @@ def test_an_engine_of_our_own() -> None:
     link.endpoints = ("ipc:///run/a",)
     found = said(link)
     assert (found.state, found.problem) == ("local", None)
-    assert found.text.endswith("4 slots, 4,096 KV tokens; reports are local")
+    assert found.text.endswith("4 slots, 4,096 KV tokens")
     link.state = LinkState.ABSENT
     assert said(link).problem == "no report port at ipc:///run/a"
 
@@ -43,7 +43,8 @@ def test_a_server_without_report_port() -> None:
     here = said(None, is_ordered_here=True)
     assert here == Reporting(
         state="none",
-        text="a server without our scheduler: ordered by whom it says; usage is estimated from tokens",
+        text="a server without the Autellix scheduler: ordered by whom it says; usage is estimated from "
+        "tokens",
         is_ordered_here=True,
     )
     assert (here.ordered_by, said(None).ordered_by) == ("gateway", "engine")
@@ -53,8 +54,8 @@ def test_an_engine_that_reports() -> None:
     found = said(link_in(LinkState.UP, FACTS))
     assert found == Reporting(
         state="up",
-        text="our scheduler 1 on vLLM 0.32.0: policy boost, admission on, 4 slots, 4,096 KV tokens; reports "
-        f"from {ADDRESS}",
+        text="Autellix scheduler 1 on vLLM 0.32.0: policy boost, admission on, 4 slots, 4,096 KV tokens; "
+        f"reports from {ADDRESS}",
     )
 
 
@@ -66,7 +67,7 @@ def test_an_engine_that_reports() -> None:
             1,
             "this gateway has another policy (boost), so their charges differ",
         ),
-        (replace(FACTS, is_degraded=True), 1, "our scheduler has failed there"),
+        (replace(FACTS, is_degraded=True), 1, "the Autellix scheduler failed there"),
         (FACTS, 3, "2 of its 3 ranks do not report"),
     ],
 )

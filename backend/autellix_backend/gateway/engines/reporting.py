@@ -45,9 +45,8 @@ def reporting_of(
     """
     plain = f"{order}; {ESTIMATED}"
     if link is None:
-        return Reporting(
-            state=NONE, text=f"a server without our scheduler: {plain}", is_ordered_here=is_ordered_here
-        )
+        text = f"a server without the Autellix scheduler: {plain}"
+        return Reporting(state=NONE, text=text, is_ordered_here=is_ordered_here)
     if link.is_up:
         return _linked(link, config)
     problem = _problem(link)
@@ -67,10 +66,10 @@ def _linked(link: ReportClient, config: SchedulerConfig) -> Reporting:
     facts = link.first_facts
     assert facts is not None
     memory = "" if facts.kv_tokens is None else f", {facts.kv_tokens:,} KV tokens"
-    where = "are local" if link.is_local else f"from {link.address}"
+    where = "" if link.is_local else f"; reports from {link.address}"
     text = (
-        f"our scheduler {facts.version} on vLLM {facts.vllm}: policy {facts.policy}, admission "
-        f"{'on' if facts.has_admission else 'off'}, {facts.slots} slots{memory}; reports {where}"
+        f"Autellix scheduler {facts.version} on vLLM {facts.vllm}: policy {facts.policy}, admission "
+        f"{'on' if facts.has_admission else 'off'}, {facts.slots} slots{memory}{where}"
     )
     problem = _disagreement(link, facts, config)
     state = LOCAL if link.is_local else link.state
@@ -79,7 +78,7 @@ def _linked(link: ReportClient, config: SchedulerConfig) -> Reporting:
 
 def _disagreement(link: ReportClient, facts: EngineFacts, config: SchedulerConfig) -> str | None:
     if any(each.is_degraded for each in link.facts.values()):
-        return "our scheduler has failed there, so calls are in order of arrival (see the engine's log)"
+        return "the Autellix scheduler failed there, so calls are in order of arrival (see the engine's log)"
     if facts.policy != config.policy:
         return f"this gateway has another policy ({config.policy}), so their charges differ"
     if missing := len(link.endpoints) - len(link.facts):
