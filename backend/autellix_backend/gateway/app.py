@@ -20,8 +20,10 @@ from autellix_backend.gateway.http import (
     engines,
     events,
     history,
+    overview,
     page,
     programs,
+    replay,
     sessions,
     timeline,
 )
@@ -39,7 +41,7 @@ from autellix_backend.stores.base import ProgramStore
 REAP_PERIOD_S = 1.0
 CLOSE_TIMEOUT_S = 5.0
 """How long the end waits for the disk of the call log."""
-ROOMS = (admin, engines, events, history, timeline, programs, sessions)
+ROOMS = (admin, engines, events, history, overview, timeline, programs, replay, sessions)
 
 logger = logging.getLogger(__name__)
 
@@ -128,8 +130,8 @@ async def _lifespan(components: Components, _app: FastAPI) -> AsyncIterator[None
             components.classes.on_program_ended(end)
         components.pool.open()
         stack.push_async_callback(components.pool.close)
-        reaper = asyncio.create_task(_reap(components))
-        stack.push_async_callback(_cancel, reaper)
+        for task in (_reap(components), overview.sample_load(components)):
+            stack.push_async_callback(_cancel, asyncio.create_task(task))
         # First at the end: calls that the server cancelled still get their reports.
         stack.push_async_callback(components.registry.drained)
         yield

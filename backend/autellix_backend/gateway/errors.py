@@ -176,7 +176,7 @@ class NotFoundError(GatewayError, status=HTTPStatus.NOT_FOUND, code="not_found")
 
 
 class ConflictError(GatewayError, status=HTTPStatus.CONFLICT, code="conflict"):
-    """The state of the engine pool forbids the change."""
+    """The state of the gateway or of its engines forbids it."""
 
 
 class BodyTooLargeError(GatewayError, status=HTTPStatus.REQUEST_ENTITY_TOO_LARGE, code="body_too_large"):

@@ -19,6 +19,7 @@ from autellix_backend.gateway.classes import ProgramClasses
 from autellix_backend.gateway.engines.handle import EngineHandle
 from autellix_backend.gateway.engines.pool import EnginePool
 from autellix_backend.gateway.explain.event_feed import EventFeed
+from autellix_backend.gateway.explain.recent_load import RecentLoad
 from autellix_backend.gateway.fairness import AnswerTurns
 from autellix_backend.gateway.history.critical_path import spent
 from autellix_backend.gateway.history.history import PastProgram, ProgramHistory
@@ -85,6 +86,9 @@ class Components:
         self.genai_metrics = make_genai_metrics(observe.otlp_endpoint, os.environ)
         self.classes = ProgramClasses()
         self.history = ProgramHistory(clock=clock)
+        self.load = RecentLoad(time.time)
+        self.replaying = asyncio.Lock()
+        """Held while recent programs are simulated."""
         readers_of_usage = (self.call_log, self.limiter, self.tracer, self.genai_metrics)
         self.registry = CallRegistry(
             self.store,
@@ -136,6 +140,7 @@ class Components:
             registry.subscribe(on_begun=self._begin_trace)
         registry.subscribe(on_begun=self.feed.on_call_begun, on_settled=self.feed.on_call_settled)
         registry.subscribe(on_settled=self.router.on_call_settled)
+        registry.subscribe(on_settled=self.load.on_call_settled)
         self.store.subscribe(self._on_program_ended)
 
     def _on_program_ended(self, end: ProgramEnd) -> None:
@@ -175,5 +180,6 @@ class Components:
         usages = (call.answer_usage for call in program.calls)
         output_tokens = sum(usage.output_tokens for usage in usages if usage is not None)
         self.metrics.programs.take(program.name, parts_s, output_tokens)
+        self.load.on_program_ended(program.ended_at_s, program.duration_s)
         if self.tracer is not None:
             self.tracer.end_program(program.program_id, program.began_at_s + program.duration_s, parts_s)

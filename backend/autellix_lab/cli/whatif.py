@@ -104,43 +104,80 @@ def settings_of(
     return SimSettings(model=model, scheduler=SchedulerConfig(**stated), engines=len(known))
 
 
-def estimate(
-    programs: Sequence[Mapping[str, Any]], settings: SimSettings, policy: str, wanted: str
-) -> dict[str, Any]:
-    """Return what each program took and what it is estimated to take, of which `wanted` is asked for.
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Estimates:
+    """What programs took, and what they are estimated to take; all by program, in the order of arrival."""
+
+    measured_s: dict[str, float]
+    simulated_s: dict[str, float]
+    """By the simulator under the policy that was in force."""
+    estimated_s: dict[str, dict[str, float]]
+    """By policy."""
+    simulated_over_measured: float
+    """The simulator's error on the measured run, as a ratio of total durations."""
+
+
+def estimates(
+    programs: Sequence[Mapping[str, Any]], settings: SimSettings, policies: Sequence[str]
+) -> Estimates:
+    """Return what each program took and what it is estimated to take under other policies.
 
     An estimate is the measured duration plus the simulated difference of the policies, at the pace of the
     measured period, so that what the simulator gets wrong under both leaves it alone.
 
     Raises:
-        InputError: if the history lacks the tokens of the program's calls.
+        InputError: if the history lacks the tokens of all calls.
     """
     traces = [trace for trace in map(program_trace, programs) if trace is not None]
-    if wanted not in {trace.program_id for trace in traces}:
-        raise InputError(f"the history lacks the tokens of {wanted}'s calls")
+    if not traces:
+        raise InputError("the history lacks the tokens of these programs' calls")
     first_s = min(trace.arrival_s or 0.0 for trace in traces)
     arrivals = sorted(((trace.arrival_s or 0.0) - first_s, trace.program_id, trace) for trace in traces)
-    simulated = [
-        {
-            record.program_id: record.latency_s
-            for record in simulate([(at_s, trace) for at_s, _, trace in arrivals], each).programs
+
+    def simulated(each: SimSettings) -> dict[str, float]:
+        records = simulate([(at_s, trace) for at_s, _, trace in arrivals], each).programs
+        return {record.program_id: record.latency_s for record in records}
+
+    own = simulated(settings)
+    durations = {program["program_id"]: program["duration_s"] for program in programs}
+    measured = {program_id: durations[program_id] for _, program_id, _ in arrivals}
+    pace = sum(measured.values()) / sum(own.values())
+
+    def estimated(policy: str) -> dict[str, float]:
+        other = simulated(with_policy(settings, policy))
+        return {
+            # No shorter than simulated, unless it was.
+            each: max(measured_s + pace * (other[each] - own[each]), min(measured_s, pace * other[each]))
+            for each, measured_s in measured.items()
         }
-        for each in (settings, with_policy(settings, policy))
-    ]
-    measured = {program["program_id"]: program["duration_s"] for program in programs}
-    own, other = simulated
-    pace = sum(measured[each] for each in own) / sum(own.values())
+
+    return Estimates(
+        measured_s=measured,
+        simulated_s=own,
+        estimated_s={policy: estimated(policy) for policy in policies},
+        simulated_over_measured=1 / pace,
+    )
+
+
+def estimate(
+    programs: Sequence[Mapping[str, Any]], settings: SimSettings, policy: str, wanted: str
+) -> dict[str, Any]:
+    """Return the estimates of a period, in which one program is asked for.
+
+    Raises:
+        InputError: if the history lacks the tokens of its calls.
+    """
+    if not any(each["program_id"] == wanted and program_trace(each) for each in programs):
+        raise InputError(f"the history lacks the tokens of {wanted}'s calls")
+    found = estimates(programs, settings, [policy])
     rows = [
         {
             "program_id": each,
-            "measured_s": measured[each],
-            "simulated_s": own[each],
-            # No shorter than simulated, unless it was.
-            "estimated_s": max(
-                measured[each] + pace * (other[each] - own[each]), min(measured[each], pace * other[each])
-            ),
+            "measured_s": measured_s,
+            "simulated_s": found.simulated_s[each],
+            "estimated_s": found.estimated_s[policy][each],
         }
-        for _, each, _ in arrivals
+        for each, measured_s in found.measured_s.items()
     ]
     return {
         "program_id": wanted,
@@ -148,7 +185,7 @@ def estimate(
         "other_policy": policy,
         "programs": rows,
         "left_out": len(programs) - len(rows),
-        "simulated_over_measured": 1 / pace,
+        "simulated_over_measured": found.simulated_over_measured,
     }
 
 

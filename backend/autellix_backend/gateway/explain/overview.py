@@ -189,9 +189,20 @@ class Overview:
                 wait_s=0.0,
                 tools=settled[-1].asked_tools if settled else (),
             )
-        places = list(map(self.place_of, self.calls_of(view.program_id)))
+        calls = self.calls_of(view.program_id)
+        if not calls:
+            state_s = self.now - view.last_event_s
+            return CallPlace(state=ProgramState.IN_ENGINE, state_s=state_s, wait_s=0.0)
+        return self._place_of_all(calls)
+
+    def open_places(self) -> list[CallPlace]:
+        """Return what the programs with open calls are doing."""
+        return list(map(self._place_of_all, self._calls.values()))
+
+    def _place_of_all(self, calls: Iterable[GatewayCall]) -> CallPlace:
+        places = list(map(self.place_of, calls))
         states = {place.state for place in places}
-        state = next((each for each in _FURTHEST_FIRST if each in states), ProgramState.IN_ENGINE)
+        state = next(each for each in _FURTHEST_FIRST if each in states)
         found = [place for place in places if place.state is state]
         phases = {place.phase for place in found}
         return CallPlace(
@@ -199,7 +210,7 @@ class Overview:
             phase=next(
                 (phase for phase in (EnginePhase.DECODE, EnginePhase.PREFILL) if phase in phases), None
             ),
-            state_s=max((place.state_s for place in found), default=self.now - view.last_event_s),
+            state_s=max(place.state_s for place in found),
             wait_s=sum(place.wait_s for place in places),
         )
 

@@ -15,6 +15,7 @@ from autellix_backend.engines.report_client import ReportClient
 from autellix_backend.engines.served_models import NoSharedModelError, check_models
 from autellix_backend.gateway.engines.handle import EngineHandle
 from autellix_backend.gateway.errors import ConflictError, InvalidRequestError
+from autellix_backend.gateway.explain.kv_memory import KvMemory, kv_memory
 from autellix_backend.gateway.explain.overview import engine_view
 from autellix_backend.gateway.http.bodies import BodyRoute, Id
 from autellix_backend.gateway.http.parameters import Parts, admin_only, operator_only
@@ -80,6 +81,8 @@ class EngineRow:
     kv_share: float | None = None
     kv_total_blocks: int | None = None
     kv_block_tokens: int | None = None
+    kv: KvMemory | None = None
+    """Who holds its KV memory."""
     level_calls: tuple[int, ...] | None = None
     step: int | None = None
     mean_step_s: float | None = None
@@ -207,6 +210,7 @@ def _row(member: EngineHandle) -> EngineRow:
         decode_s_per_token=member.speed.decode_s_per_token,
         snapshot_age_s=view.age_s,
         memory_wait_s=member.memory.mean_wait_s if member.memory else None,
+        kv=kv_memory(view),
         **(_load(view.snapshot) if view.snapshot else {}),
         **(_working_set(member.admission) if member.admission else {}),
         **_versions(member.link),

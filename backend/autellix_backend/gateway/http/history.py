@@ -161,10 +161,11 @@ async def show_ended(program_id: str, viewer: Viewer, _turn: Turn, program: Ende
     if program is None:
         raise NotFoundError(f"the history has no program {program_id!r}", param="program_id")
     # In a thread: it may have thousands of calls.
-    return await asyncio.to_thread(lambda: json_response(_detail(program, viewer)))
+    return await asyncio.to_thread(lambda: json_response(detail_of(program, viewer)))
 
 
-def _detail(program: PastProgram, viewer: Tenant) -> EndedDetail:
+def detail_of(program: PastProgram, viewer: Tenant) -> EndedDetail:
+    """Return an ended program with its calls."""
     return EndedDetail(
         **asdict(ended_row(program, viewer)),
         text=ended_text(program),

@@ -50,7 +50,9 @@ async def show_page() -> Response:
     return file_response(INDEX)
 
 
-@router.get(FILES_PATH + "{name}", response_class=_AnyFile, responses=refusals(404), openapi_extra=_PUBLIC)
+@router.get(
+    FILES_PATH + "{name:path}", response_class=_AnyFile, responses=refusals(404), openapi_extra=_PUBLIC
+)
 async def show_file(name: str) -> Response:
     """Return a file of the live page: a script, a style sheet or a picture."""
     if name not in assets() or name == INDEX:

@@ -44,9 +44,14 @@ Viewer = Annotated[Tenant, Depends(_viewer)]
 """The tenant of the request."""
 
 
-async def _overview(parts: Parts) -> Overview:
+def overview_of(parts: Components) -> Overview:
+    """Return the open calls and engines at this moment."""
     engines = {handle.name: engine_view(handle) for handle in parts.pool}
     return Overview(parts.registry, engines, parts.clock())
+
+
+async def _overview(parts: Parts) -> Overview:
+    return overview_of(parts)
 
 
 CurrentOverview = Annotated[Overview, Depends(_overview)]
