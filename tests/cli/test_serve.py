@@ -250,7 +250,7 @@ async def test_while_the_engines_start_the_page_says_so_and_calls_come_again(
     assert '"code":"starting"' in found["/health"][1].replace(" ", "")
     if page == "on":
         assert [status for status, _ in found.values()] == [200, 200, 200, 404, 503]
-        assert "The engines start" in found["/"][1]
+        assert "Starting the engines" in found["/"][1]
     else:
         assert {status for status, _ in found.values()} == {503}
 

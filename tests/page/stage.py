@@ -19,7 +19,9 @@ from tests.observe.settled_calls import settled_call
 from tests.serving import listening
 from tests.waiting import PATIENCE_S, until
 
+from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.gateway.app import create_app
+from autellix_backend.gateway.explain.recent_load import PERIOD_S, Moment
 from autellix_backend.gateway.history.history import PastProgram
 from autellix_backend.gateway.wiring import Components
 from autellix_backend.observe.settled_call import Outcome, SettledCall
@@ -61,6 +63,23 @@ class Stage:
         async def add() -> None:
             for program in programs:
                 self.components.history.keep(program)
+
+        self.run(add())
+
+    def sample_load(self, minutes: int) -> None:
+        """Add samples of a steady load, and programs that ended: twelve a minute, of 2 s each."""
+        load, now_s = self.components.load, time.time()
+        clock_s = now_s - 60.0 * minutes
+
+        async def add() -> None:
+            nonlocal clock_s
+            load._wall_clock = lambda: clock_s
+            for number in range(12 * minutes):
+                clock_s += PERIOD_S
+                load.on_program_ended(clock_s, 2.0)
+                load.on_call_settled(settled_call(output_tokens=100 + number % 50))
+                load.sample(Moment(3.0, 2.0, 4.0, 5.0, 0.5, 0.2, 0.1))
+            load._wall_clock = time.time
 
         self.run(add())
 
@@ -160,7 +179,7 @@ _hanging: set[asyncio.Task[None]] = set()
 
 
 @contextmanager
-def staged(**gateway: Any) -> Iterator[Stage]:
+def staged(*, policy: str = "boost", **gateway: Any) -> Iterator[Stage]:
     """Serve a gateway before a fake engine."""
     stages: list[Stage] = []
     end = threading.Event()
@@ -171,7 +190,10 @@ def staged(**gateway: Any) -> Iterator[Stage]:
             engine = FakeEngine(report_address=f"ipc://{folder}/reports")
             await engine.start()
             try:
-                settings = Settings(gateway=GatewaySettings(**gateway), engine=EngineSettings())
+                scheduler = SchedulerConfig(policy=policy)
+                settings = Settings(
+                    gateway=GatewaySettings(**gateway), engine=EngineSettings(), scheduler=scheduler
+                )
                 app = create_app(settings, engine)
                 async with listening(app) as url:
                     stages.append(Stage(url, app, engine, asyncio.get_running_loop()))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from importlib.resources.abc import Traversable
+from itertools import chain
 from types import MappingProxyType
 
 INDEX = "index.html"
@@ -14,6 +16,7 @@ _TYPES = {
     "css": "text/css; charset=utf-8",
     "js": "text/javascript; charset=utf-8",
     "svg": "image/svg+xml",
+    "txt": "text/plain; charset=utf-8",
 }
 
 
@@ -27,13 +30,12 @@ class Asset:
 
 @cache
 def assets() -> Mapping[str, Asset]:
-    """Return the page's files by their names."""
-    return MappingProxyType(read_assets(__package__))
+    """Return the page's files by their names, those of other projects as `vendor/NAME`."""
+    static = files(__package__).joinpath("static")
+    return MappingProxyType(dict(chain(_read(static), _read(static.joinpath("vendor"), "vendor/"))))
 
 
-def read_assets(package: str) -> dict[str, Asset]:
-    """Return the files in a package's folder `static` by their names."""
-    return {
-        entry.name: Asset(entry.read_bytes(), _TYPES[entry.name.rpartition(".")[2]])
-        for entry in files(package).joinpath("static").iterdir()
-    }
+def _read(folder: Traversable, prefix: str = "") -> Iterator[tuple[str, Asset]]:
+    for entry in folder.iterdir():
+        if entry.is_file():
+            yield prefix + entry.name, Asset(entry.read_bytes(), _TYPES[entry.name.rpartition(".")[2]])

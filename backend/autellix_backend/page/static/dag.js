@@ -1,15 +1,16 @@
 // The dependencies of calls, from left to right by depth, with a bold critical path.
 
-import { el, setText, svg } from "./dom.js";
-import { count, oneOrMany, shortened, threadName } from "./format.js";
+import { el, legendOf, setText, svg } from "./dom.js";
+import { count, oneOrMany, shortId, threadName } from "./format.js";
 
 export const MOST_NODES = 400;
 const RADIUS = 6;
 const EDGE_PIXELS = 16;
 // With few calls there is room for their ids.
 const MOST_LABELS = 60;
-const LABELLED = { column: 130, row: 34, letters: 16 };
-const PLAIN = { column: 46, row: 22, letters: 0 };
+const LABELLED = { column: 120, row: 36, hasLabels: true };
+const PLAIN = { column: 46, row: 22, hasLabels: false };
+const LEGEND = [["dot-done", "answered"], ["dot-open", "open"], ["dot-failed", "failed"], ["swatch-path", "critical path"]];
 
 // Returns the depth of each call and the edges between calls; a call whose parents are unknown depends on
 // the call before it in its thread.
@@ -37,7 +38,8 @@ export class Dag {
       if (node) onPick(node.getAttribute("data-call"));
     } });
     this.note = el("p", { class: "soft" });
-    this.node = el("div", {}, this.chart, this.note);
+    this.legend = legendOf(LEGEND);
+    this.node = el("div", {}, this.legend, this.chart, this.note);
   }
 
   show(timeline) {
@@ -56,12 +58,14 @@ export class Dag {
     const nodes = calls.map((call) => {
       const [x, y] = at(call);
       const state = call.outcome === null ? "open" : call.outcome === "ok" ? "" : "failed";
-      const label = step.letters ? svg("text", { x: x - RADIUS, y: y + RADIUS + 11 }, shortened(call.call_id, step.letters)) : null;
+      const label = step.hasLabels ? svg("text", { x: x - RADIUS, y: y + RADIUS + 12 }, shortId(call.call_id)) : null;
       return [label, svg("circle", { class: `node ${state} ${path.has(call.call_id) ? "on-path" : ""}`, cx: x, cy: y, r: RADIUS, "data-call": call.call_id },
         svg("title", {}, `${call.call_id}, thread ${threadName(call)}`))];
     });
     this.chart.replaceChildren(svg("svg", { width, height, role: "img", "aria-label": `${oneOrMany(calls.length, "call")} in ${oneOrMany(columns, "layer")}; the table below names the parents of each` }, lines, nodes));
-    setText(this.note, timeline.calls.length > calls.length ? `The first ${count(calls.length)} of ${count(timeline.calls.length)} calls are drawn.` : "");
+    this.chart.hidden = this.legend.hidden = !edges.length;
+    if (!edges.length) setText(this.note, "No call depends on another.");
+    else setText(this.note, timeline.calls.length > calls.length ? `The first ${count(calls.length)} of ${count(timeline.calls.length)} calls are drawn.` : "");
   }
 }
 

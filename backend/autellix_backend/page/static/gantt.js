@@ -1,7 +1,8 @@
 // The calls of a program over time: a lane for each thread, a bar for each call, its parts in colours.
 
 import { el, setText, svg } from "./dom.js";
-import { count, oneOrMany, seconds, shortened, threadName, ticks, wholeSeconds } from "./format.js";
+import { count, oneOrMany, seconds, shortened, threadName, ticks, toolsText } from "./format.js";
+import { stateText } from "./states.js";
 
 export const MOST_BARS = 2000;
 const LABEL_WIDTH = 130;
@@ -10,14 +11,17 @@ const BAR_PIXELS = 12;
 const AXIS_PIXELS = 22;
 const MOST_ZOOM = 64;
 const LABEL_LETTERS = 17;
+// An answer that took less to send is not drawn.
+const LEAST_ANSWER_S = 1e-4;
 
 export const PART_NAMES = {
-  inactive: "waiting for KV memory, inactive",
+  inactive: "waiting for KV memory",
   waiting: "waiting for a slot",
   prefill: "prefill",
   decode: "decode",
   preempted: "preempted",
-  engine: "in the engine, which does not say more",
+  engine: "in the engine (no details)",
+  answer: "answer on its way",
   tools: "tools at the client",
 };
 export const STRIPED = new Set(["inactive", "preempted"]);
@@ -34,6 +38,7 @@ export function toolSeconds(call) {
 // thread the calls that overlap below each other.
 export function laneOf(calls, now) {
   const threads = new Map();
+  const toolStarts = new Map();
   for (const call of calls) {
     const rows = threads.get(call.thread_id) ?? { ends: [], calls: [], name: null };
     threads.set(call.thread_id, rows);
@@ -41,6 +46,8 @@ export function laneOf(calls, now) {
     let row = rows.ends.findIndex((end) => end <= call.start_s + 1e-6 && end <= Math.max(start, 0) + 1e-3);
     if (row < 0) row = rows.ends.findIndex((end) => end <= call.start_s + 1e-6);
     if (row < 0) row = rows.ends.push(0) - 1;
+    // The client has an answer, and begins a tool, a little before the gateway has settled the call.
+    toolStarts.set(call, Math.max(0, start, rows.ends[row]));
     rows.ends[row] = callEnd(call, now);
     rows.calls.push([call, row]);
     rows.name ??= call.thread_name;
@@ -53,7 +60,7 @@ export function laneOf(calls, now) {
     lanes.push({ thread, name, top, rows: ends.length });
     top += ends.length;
   }
-  return { places, lanes, rows: top };
+  return { places, lanes, toolStarts, rows: top };
 }
 
 // Those on the critical path, then the longest ones.
@@ -70,7 +77,7 @@ export class Gantt {
     this.zoom = 1;
     this.timeline = null;
     this.picked = null;
-    this.detail = el("p", { class: "detail soft", "aria-live": "off" });
+    this.detail = el("p", { class: "detail soft", "aria-live": "off" }, "Point at a call for its details; click it to find it in the table.");
     this.labels = el("div", { class: "gantt-labels" });
     this.plot = el("div", { class: "gantt-plot", pointerover: (event) => this.onPoint(event), click: (event) => this.onClick(event) });
     this.chart = el("div", { class: "chart gantt", tabindex: 0, role: "region", "aria-label": "Calls over time; arrow keys scroll" }, this.labels, this.plot);
@@ -136,11 +143,11 @@ export class Gantt {
     const x = (time) => 4 + time * scale;
     const y = (call) => AXIS_PIXELS + lanes.places.get(call) * ROW_HEIGHT + (ROW_HEIGHT - BAR_PIXELS) / 2;
     const backs = lanes.lanes.map((lane, place) => (place % 2 ? svg("rect", { class: "lane-alt", x: 0, y: AXIS_PIXELS + lane.top * ROW_HEIGHT, width, height: lane.rows * ROW_HEIGHT }) : null));
-    const axis = ticks(now, Math.max(3, width / 110)).map((time) => [
+    const axis = ticks(now, Math.max(3, width / 110)).map(([time, text]) => [
       svg("line", { class: "grid", x1: x(time), x2: x(time), y1: AXIS_PIXELS - 4, y2: height }),
-      svg("text", { x: x(time) + 3, y: 13 }, Number.isInteger(time) ? wholeSeconds(time) : seconds(time)),
+      svg("text", { x: x(time) + 3, y: 13 }, text),
     ]);
-    const bars = drawn.map((call) => barOf(call, { x, top: y(call), now, isOnPath: onPath.has(call.call_id) }));
+    const bars = drawn.map((call) => barOf(call, { x, top: y(call), now, toolStart: lanes.toolStarts.get(call), isOnPath: onPath.has(call.call_id) }));
     const links = path.slice(1).map((callId, place) => linkOf(byId.get(path[place]), byId.get(callId), x, y, now));
     return svg("svg", { width, height, role: "img", "aria-label": `${oneOrMany(drawn.length, "call")} over ${seconds(now)}; the table below has their times` },
       svg("defs", {}, stripes()), backs, axis, bars, links);
@@ -174,19 +181,26 @@ function labelsOf(lanes, height) {
   return svg("svg", { width: LABEL_WIDTH, height, "aria-hidden": "true" }, svg("text", { x: 8, y: 13 }, "Thread"), texts);
 }
 
-function barOf(call, { x, top, now, isOnPath }) {
+function barOf(call, { x, top, now, toolStart, isOnPath }) {
   const box = (kind, start, end) => {
     const size = { x: x(start), y: top, width: Math.max(0.6, x(end) - x(start)), height: BAR_PIXELS };
     const parts = [svg("rect", { class: `k-${kind}`, ...size })];
     if (STRIPED.has(kind)) parts.push(svg("rect", { fill: "url(#stripes)", ...size }));
     return parts;
   };
-  const tools = toolSeconds(call);
-  const toolsBox = tools > 0 ? svg("rect", { class: "k-tools", x: x(Math.max(0, call.start_s - tools)), y: top + 3, width: Math.max(0.6, x(call.start_s) - x(Math.max(0, call.start_s - tools))), height: BAR_PIXELS - 6 }) : null;
+  const hasTools = call.tools.length > 0 && toolStart < call.start_s;
+  const toolsBox = hasTools ? svg("rect", { class: "k-tools", x: x(toolStart), y: top + 3, width: Math.max(0.6, x(call.start_s) - x(toolStart)), height: BAR_PIXELS - 6 }) : null;
   const size = { x: x(call.start_s), y: top, width: Math.max(1, x(callEnd(call, now)) - x(call.start_s)), height: BAR_PIXELS };
   return svg("g", { "data-call": call.call_id }, toolsBox,
-    call.spans.map((span) => box(span.kind, span.start_s, span.finish_s)),
+    partsOf(call, now).map((span) => box(span.kind, span.start_s, span.finish_s)),
     svg("rect", { class: isOnPath ? "hit path-box" : "hit", fill: "transparent", ...size }));
+}
+
+// What a call did, up to its answer, which arrives after its end in the engine.
+function partsOf(call, now) {
+  const start = call.spans.at(-1)?.finish_s ?? call.start_s;
+  const finish = callEnd(call, now);
+  return finish - start > LEAST_ANSWER_S ? [...call.spans, { kind: "answer", start_s: start, finish_s: finish }] : call.spans;
 }
 
 function linkOf(before, after, x, y, now) {
@@ -196,15 +210,14 @@ function linkOf(before, after, x, y, now) {
   return svg("path", { class: "path-line", d: `M${from[0]},${from[1]} L${to[0]},${from[1]} L${to[0]},${to[1]}`, "pointer-events": "none" });
 }
 
-export function describeCall(call, now) {
+function describeCall(call, now) {
   const sums = new Map();
-  for (const { kind, start_s: start, finish_s: finish } of call.spans) sums.set(kind, (sums.get(kind) ?? 0) + finish - start);
+  for (const { kind, start_s: start, finish_s: finish } of partsOf(call, now)) sums.set(kind, (sums.get(kind) ?? 0) + finish - start);
   const parts = [...sums].map(([kind, spent]) => `${seconds(spent)} ${PART_NAMES[kind]}`);
-  const tools = call.tools.map(([name, spent]) => `${name} ${seconds(spent)}`);
   return [
-    `${call.call_id}: ${call.outcome ?? call.state}, thread ${threadName(call)}`,
+    `${call.call_id}: ${call.outcome ?? stateText(call.state)}, thread ${threadName(call)}`,
     `from ${seconds(call.start_s)}, ${seconds(callEnd(call, now) - call.start_s)}`,
     ...parts,
-    tools.length ? `after ${tools.join(", ")}` : null,
+    call.tools.length ? `after ${toolsText(call.tools)}` : null,
   ].filter(Boolean).join(" · ");
 }

@@ -3,6 +3,7 @@
 import { CompareView } from "./compare.js";
 import { el, setText } from "./dom.js";
 import { EnginesView } from "./engines.js";
+import { OverviewView } from "./overview.js";
 import { ProgramView } from "./program.js";
 import { ProgramsView } from "./programs.js";
 import { GatewaySource } from "./source.js";
@@ -16,9 +17,10 @@ let view = null;
 let turn = 0;
 
 const VIEWS = [
-  ["engines", "Engines", () => new EnginesView(source, ...listeners())],
+  ["overview", "Overview", () => new OverviewView(source, ...listeners())],
   ["programs", "Programs", () => new ProgramsView(source, ...listeners())],
-  ["compare", "Compare", () => new CompareView()],
+  ["engines", "Engines", () => new EnginesView(source, ...listeners())],
+  ["compare", "Compare", () => new CompareView(source, ...listeners())],
 ];
 
 function showStatus(text, isBad) {
@@ -82,7 +84,7 @@ function askForKey(error) {
     signOut.hidden = false;
     showView();
   } },
-    el("h1", {}, "Sign in"), el("p", {}, "This gateway serves tenants. The page shows what the key's tenant may see; an admin's key shows all."),
+    el("h1", {}, "Sign in"), el("p", {}, "Sign in with your API key to see your programs. Admin keys see everything."),
     isWrong ? el("p", { class: "bad", role: "alert" }, error.message) : null,
     el("label", { for: "key" }, "API key"), input, el("p", { class: "soft" }, "Kept until this tab is closed."),
     el("button", { type: "submit" }, "Sign in"));

@@ -1,15 +1,15 @@
 // One program: where its time went, its calls over time, its dependencies, and why it waits.
 
+import { stackedBar } from "./bars.js";
 import { Dag } from "./dag.js";
-import { apart, el, factList, legendOf, setText, svg } from "./dom.js";
-import { clockTime, count, oneOrMany, programName, seconds, share, threadName, UNKNOWN } from "./format.js";
+import { apart, el, factList, legendOf, setText } from "./dom.js";
+import { clockTime, count, isKnown, oneOrMany, programName, seconds, share, shortId, threadName, toolsText, UNKNOWN } from "./format.js";
 import { callEnd, Gantt, PART_NAMES, STRIPED } from "./gantt.js";
-import { noAnswer, pauseFor } from "./programs.js";
+import { noAnswer, poll } from "./polling.js";
+import { isNarrow, shortState, stateText } from "./states.js";
 import { LongTable } from "./table.js";
 
-const LEAST_PERIOD_MS = 1000;
-// Asking for a timeline and drawing it may take at most this share of the time.
-const BUSY_SHARE = 0.2;
+const PERIOD_MS = 1000;
 const SPENT_PARTS = [
   ["inactive_s", "k-inactive", "waiting for KV memory"],
   ["queue_s", "k-waiting", "waiting for a slot"],
@@ -20,7 +20,9 @@ const SPENT_PARTS = [
 
 const waitOf = (call) => sumOf(call, ["waiting", "inactive", "preempted"]);
 const tokensOf = (call) => `${count(call.prompt_tokens)}/${count(call.output_tokens)}`;
-const parentsOf = (call) => (call.parents === null ? "unknown" : call.parents.join(", ") || "none");
+const parentsOf = (call) => (call.parents === null ? "unknown" : call.parents.map(shortId).join(", ") || "none");
+const stateOf = (call) => call.outcome ?? (isNarrow() ? shortState(call.state) : call.state_text);
+const hasSpans = (kind) => (calls) => calls.some((call) => call.spans.some((span) => span.kind === kind));
 
 function sumOf(call, kinds) {
   return call.spans.filter((span) => kinds.includes(span.kind)).reduce((sum, span) => sum + span.finish_s - span.start_s, 0);
@@ -28,10 +30,7 @@ function sumOf(call, kinds) {
 
 export class ProgramView {
   constructor(source, programId, onStatus, onFailure) {
-    this.source = source;
-    this.programId = programId;
-    this.onStatus = onStatus;
-    this.onFailure = onFailure;
+    Object.assign(this, { source, programId, onStatus, onFailure });
     this.isClosed = false;
     this.now = 0;
     this.gantt = new Gantt((callId) => this.pick(callId));
@@ -43,22 +42,24 @@ export class ProgramView {
   }
 
   columns() {
-    const number = (key, title, value, text, hint, isMinor = false) => ({ key, title, value, text, hint, isMinor, isNumber: true });
+    const number = (key, title, value, text, { hint = "", isMinor = true, isShown = null } = {}) => ({ key, title, value, text, hint, isMinor, isShown, isNumber: true });
     const length = (call) => callEnd(call, this.now) - call.start_s;
+    const tools = (call) => toolsText(call.tools);
     return [
-      { key: "call_id", title: "Call", value: (call) => call.call_id, text: (call) => call.call_id },
-      { key: "thread_id", title: "Thread", value: threadName, text: threadName },
-      { key: "state", title: "State", value: (call) => call.outcome ?? call.state, text: (call) => call.outcome ?? call.state },
-      number("start_s", "Start", (call) => call.start_s, (call) => seconds(call.start_s), "From the program's first arrival"),
-      number("length", "Took", length, (call) => seconds(length(call)), "From its arrival to its answer, or to now"),
-      number("wait", "Waited", waitOf, (call) => seconds(waitOf(call)), "For KV memory or a slot"),
-      number("prefill", "Prefill", (call) => sumOf(call, ["prefill"]), (call) => seconds(sumOf(call, ["prefill"])), "", true),
-      number("decode", "Decode", (call) => sumOf(call, ["decode"]), (call) => seconds(sumOf(call, ["decode"])), "", true),
-      number("preemptions", "Preempted", (call) => call.preemptions, (call) => count(call.preemptions), "How often it lost its slot", true),
-      number("level", "Level", (call) => call.level, (call) => count(call.level), "Queue level; 1 runs first", true),
-      number("tokens", "Tokens in/out", (call) => (call.prompt_tokens ?? 0) + (call.output_tokens ?? 0), tokensOf, "", true),
-      { key: "parents", title: "Parents", isMinor: true, value: parentsOf, text: parentsOf },
-      { key: "engine", title: "Engine", isMinor: true, value: (call) => call.engine, text: (call) => call.engine || UNKNOWN },
+      { key: "call_id", title: "Call", value: (call) => call.call_id, text: (call) => shortId(call.call_id), hover: (call) => call.call_id },
+      { key: "thread_id", title: "Thread", value: threadName, text: threadName, isShown: (calls) => new Set(calls.map((call) => call.thread_id)).size > 1 },
+      { key: "state", title: "State", value: stateOf, text: stateOf },
+      { key: "tools", title: "Tools before", isMinor: true, value: tools, text: tools, hover: tools, hint: "Tools that ran at the client before the call", isShown: (calls) => calls.some((call) => call.tools.length) },
+      number("start_s", "Start", (call) => call.start_s, (call) => seconds(call.start_s), { hint: "From the program's first arrival" }),
+      number("length", "Took", length, (call) => seconds(length(call)), { hint: "From its arrival to its answer, or to now", isMinor: false }),
+      number("wait", "Waited", waitOf, (call) => seconds(waitOf(call)), { hint: "For KV memory or a slot", isMinor: false }),
+      number("prefill", "Prefill", (call) => sumOf(call, ["prefill"]), (call) => seconds(sumOf(call, ["prefill"])), { isShown: hasSpans("prefill") }),
+      number("decode", "Decode", (call) => sumOf(call, ["decode"]), (call) => seconds(sumOf(call, ["decode"])), { isShown: hasSpans("decode") }),
+      number("preemptions", "Preempted", (call) => call.preemptions, (call) => count(call.preemptions), { hint: "How often it lost its slot", isShown: (calls) => calls.some((call) => call.preemptions) }),
+      number("level", "Level", (call) => call.level, (call) => count(call.level), { hint: "Queue level; 1 runs first", isShown: (calls) => calls.some((call) => isKnown(call.level)) }),
+      number("tokens", "Tokens in/out", (call) => (call.prompt_tokens ?? 0) + (call.output_tokens ?? 0), tokensOf),
+      { key: "parents", title: "Parents", isMinor: true, value: parentsOf, text: parentsOf, hover: (call) => (call.parents ?? []).join(", "), isShown: (calls) => calls.some((call) => call.parents?.length) },
+      { key: "engine", title: "Engine", isMinor: true, value: (call) => call.engine, text: (call) => call.engine || UNKNOWN, isShown: (calls) => new Set(calls.map((call) => call.engine)).size > 1 },
     ];
   }
 
@@ -66,26 +67,24 @@ export class ProgramView {
     this.state = el("span", { class: "tag" });
     this.facts = el("div", {});
     this.why = el("div", { class: "why" });
-    this.spent = el("div", { class: "meter" });
+    this.spent = el("div", {});
+    this.name = el("h1", {}, apart(this.programId));
+    this.tail = el("span", { class: "soft id" });
+    this.callsHead = el("h2", {}, "Calls");
     this.problem = el("p", { class: "bad", role: "status" });
     const legend = Object.entries(PART_NAMES).map(([kind, text]) => [STRIPED.has(kind) ? `k-${kind} striped` : `k-${kind}`, text]);
     this.content = el("div", { hidden: true },
       el("div", { class: "card" }, this.facts, this.spent, this.why),
       el("h2", {}, "Calls over time"), legendOf([...legend, ["swatch-path", "critical path"]]),
-      el("p", { class: "soft" }, "Only the sum of a call's waiting for KV memory is known; it is drawn before its other waiting."), this.gantt.node,
+      el("p", { class: "soft" }, "Waits for KV memory are known as a total per call and drawn first."), this.gantt.node,
       el("h2", {}, "Dependencies"), this.dag.node,
-      el("h2", {}, "Calls"), this.table.node);
+      this.callsHead, this.table.node);
     return el("div", {}, el("p", {}, el("a", { href: "#/programs" }, "← All programs")),
-      el("div", { class: "title-row" }, el("h1", {}, apart(this.programId)), this.state), this.problem, this.content);
+      el("div", { class: "title-row" }, this.name, this.tail, this.state), this.problem, this.content);
   }
 
-  async open() {
-    while (!this.isClosed) {
-      const begunMs = performance.now();
-      if (!document.hidden && !(await this.refresh())) return;
-      const tookMs = performance.now() - begunMs;
-      await pauseFor(Math.max(LEAST_PERIOD_MS, tookMs / BUSY_SHARE));
-    }
+  open() {
+    return poll(this, PERIOD_MS);
   }
 
   close() {
@@ -120,10 +119,14 @@ export class ProgramView {
   draw(timeline, why) {
     this.now = timeline.duration_s;
     this.content.hidden = false;
-    setText(this.state, timeline.state);
+    const name = programName(timeline);
+    this.name.replaceChildren(apart(name || timeline.program_id));
+    setText(this.tail, name ? shortId(timeline.program_id) : "");
+    setText(this.state, timeline.state_text ?? stateText(timeline.state));
+    setText(this.callsHead, `Calls (${count(timeline.calls.length)})`);
     this.facts.replaceChildren(factsOfProgram(timeline));
     this.why.replaceChildren(...(why ? wordsOf(why) : []));
-    this.spent.replaceChildren(...spentBar(timeline.spent, timeline.duration_s));
+    this.spent.replaceChildren(spentBar(timeline.spent, timeline.duration_s));
     this.gantt.show(timeline);
     this.dag.show(timeline);
     this.table.show(timeline.calls);
@@ -136,7 +139,7 @@ export class ProgramView {
 }
 
 function wordsOf({ text, calls, more }) {
-  const rows = calls.map((call) => el("li", {}, el("strong", {}, apart(call.call_id)), ` (thread ${threadName(call)}) is ${call.state}. ${call.text}`));
+  const rows = calls.map((call) => el("li", {}, el("strong", { title: call.call_id }, apart(shortId(call.call_id))), `, thread ${threadName(call)}, ${call.state_text}: ${call.text}`));
   if (more > 0) rows.push(el("li", {}, `${oneOrMany(more, "more call")} ${more === 1 ? "is" : "are"} open.`));
   return [el("p", {}, text), rows.length ? el("ul", {}, rows) : null].filter(Boolean);
 }
@@ -146,7 +149,7 @@ function factsOfProgram(timeline) {
   const prompt = sum((call) => call.prompt_tokens);
   const cached = sum((call) => call.cached_tokens);
   return factList([
-    ["Name", programName(timeline)],
+    ["Id", timeline.program_id],
     ["Began", clockTime(timeline.began_at_s)],
     [timeline.state === "ended" ? "Took" : "So far", seconds(timeline.duration_s)],
     ["Calls", count(timeline.calls.length + timeline.left_out)],
@@ -154,25 +157,15 @@ function factsOfProgram(timeline) {
     ["Waited, all calls", seconds(sum(waitOf))],
     ["Preemptions", count(sum((call) => call.preemptions))],
     ["Prompt tokens", count(prompt)],
-    ["of them cached", prompt ? share(cached / prompt) : UNKNOWN],
+    ["Cached", prompt ? share(cached / prompt) : UNKNOWN],
     ["Output tokens", count(sum((call) => call.output_tokens))],
     ["Not shown", timeline.left_out ? `${oneOrMany(timeline.left_out, "call")}, too many to keep` : null],
   ]);
 }
 
-const SPENT_WIDTH = 600;
-
 function spentBar(spent, whole) {
-  let place = 0;
-  const boxes = SPENT_PARTS.map(([field, style]) => {
-    const width = (spent[field] / Math.max(whole, 1e-9)) * SPENT_WIDTH;
-    place += width;
-    return svg("rect", { class: style, x: place - width, y: 0, width, height: 14 });
+  return stackedBar({
+    title: "Where its time went, along its critical path", words: oneOrMany(spent.critical_path.length, "call"), whole,
+    parts: SPENT_PARTS.map(([field, style, text]) => [style, spent[field], spent[field] >= 0.0005 ? `${seconds(spent[field])} ${text}` : ""]),
   });
-  const words = SPENT_PARTS.filter(([field]) => spent[field] >= 0.0005).map(([field, style, text]) => [style, `${seconds(spent[field])} ${text}`]);
-  return [
-    el("div", { class: "meter-head" }, el("span", {}, "Where its time went, along its critical path"), el("span", {}, oneOrMany(spent.critical_path.length, "call"))),
-    svg("svg", { viewBox: `0 0 ${SPENT_WIDTH} 14`, height: 14, preserveAspectRatio: "none", role: "img", "aria-label": words.map(([, text]) => text).join(", ") }, boxes),
-    legendOf(words),
-  ];
 }

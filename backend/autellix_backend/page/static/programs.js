@@ -1,89 +1,139 @@
-// The table of programs: living ones by the event feed, and those that have ended.
+// The table of programs: living ones, and those that have ended; grouped by name.
 
 import { el, setText } from "./dom.js";
-import { clockTime, count, factor, oneOrMany, programName, seconds, share, UNKNOWN, wholeSeconds } from "./format.js";
-import { ageOf, isFound, LivePrograms } from "./live_table.js";
+import { clockTime, count, factor, isKnown, oneOrMany, programName, programTitle, seconds, share, shortened, shortId, UNKNOWN, wholeSeconds } from "./format.js";
+import { noAnswer, poll } from "./polling.js";
+import { isNarrow, shortState, statesText, urgencyOf } from "./states.js";
 import { LongTable } from "./table.js";
 
 const MOST_PROGRAMS = 10000;
-const DRAW_MS = 500;
-const LIST_MS = 2000;
-const RETRY_MS = 2000;
-// Listings may take at most this share of the time.
-const LISTING_SHARE = 0.05;
+const LIST_MS = 1000;
+// Groups of a longer list are closed at first.
+const MOST_OPEN = 15;
+const isSome = (field) => (rows) => rows.some((row) => row[field]);
+const isVaried = (field) => (rows) => new Set(rows.flatMap((row) => row[field])).size > 1;
 
-const programLink = (row) => `#/program/${encodeURIComponent(row.program_id)}`;
-
-const NAMED = [
-  { key: "program_id", title: "Program", value: (row) => row.program_id, text: (row) => row.program_id, link: programLink },
-  { key: "name", title: "Name", value: programName, text: programName },
-];
-
+const PROGRAM = {
+  key: "program", title: "Program", link: (row) => `#/program/${encodeURIComponent(row.program_id)}`, hover: (row) => (row.rows ? row.group : row.program_id),
+  value: (row) => row.rows ? row.group : `${programName(row)} ${row.program_id}`,
+  text: (row) => {
+    const letters = isNarrow() ? 9 : 40;
+    if (row.rows) return `${shortened(row.group, letters)} (${count(row.rows.length)})`;
+    return row.isMember ? shortId(row.program_id) : programTitle(row, letters);
+  },
+};
 const TOKENS = {
   key: "tokens", title: "Tokens in/out", isNumber: true, isMinor: true, hint: "Prompt and output tokens of finished calls",
   value: (row) => row.prompt_tokens + row.output_tokens, text: (row) => `${count(row.prompt_tokens)}/${count(row.output_tokens)}`,
 };
-
+const THREADS = number("threads", "Threads", (row) => row.threads, count, { hint: "Branches that made calls", isMinor: true, isShown: (rows) => rows.some((row) => row.threads > 1) });
+const ENGINE = {
+  key: "engines", title: "Engine", isMinor: true, value: (row) => row.engines.join(", "), text: (row) => row.engines.join(", ") || UNKNOWN, isShown: isVaried("engines"),
+};
 const LIVE_COLUMNS = [
-  ...NAMED,
-  { key: "state", title: "State", value: (row) => row.state, text: (row) => row.state, style: (row) => `state-${row.state}` },
-  number("level", "Level", (row) => row.level, count, "Best queue level of its calls; 1 runs first", true),
-  number("service_s", "Service", (row) => row.service_s, seconds, "Model time attained, as the policy counts it"),
-  number("wait_s", "Wait", (row) => row.wait_s, seconds, "Waiting of its finished calls"),
-  number("ratio", "Ratio", (row) => row.ratio, factor, "Waiting over service", true),
-  number("active_calls", "Open", (row) => row.active_calls, count, "Calls that wait or run"),
-  number("finished_calls", "Done", (row) => row.finished_calls, count, "Calls that were answered"),
-  number("threads", "Threads", (row) => row.threads, count, "Branches that made calls", true),
-  number("kv_share", "KV", (row) => row.kv_share, share, "Share of its engines' KV blocks that its calls hold", true),
+  PROGRAM,
+  {
+    key: "state", title: "State", value: (row) => urgencyOf(row.state), text: stateOf, hover: (row) => (row.rows ? statesText(row.rows) : row.state_text),
+    style: (row) => `state-${row.state}`,
+  },
+  number("state_s", "Since", (row) => row.state_s, seconds, { hint: "How long it has been in this state", isMinor: true }),
+  number("wait_s", "Wait", (row) => row.wait_s, seconds, { hint: "Waiting of all its calls, that of open calls up to now" }),
+  number("service_s", "In engine", (row) => row.total_service_s, seconds, { hint: "Engine time of its finished calls", isMinor: true }),
+  number("level", "Level", (row) => row.level, count, { hint: "Best queue level of its calls; 1 runs first", isMinor: true, isShown: (rows) => rows.some((row) => isKnown(row.level)) }),
+  number("ratio", "Wait / run", (row) => row.ratio, factor, { hint: "Waiting over service, by which calls are promoted", isMinor: true, isShown: (rows) => rows.some((row) => isKnown(row.ratio)) }),
+  number("active_calls", "Open", (row) => row.active_calls, count, { hint: "Calls that wait or run", isMinor: true }),
+  number("finished_calls", "Done", (row) => row.finished_calls, count, { hint: "Calls that were answered", isMinor: true }),
+  THREADS,
+  number("kv_share", "KV", (row) => row.kv_share, share, { hint: "Share of its engines' KV blocks that its calls hold", isMinor: true }),
   TOKENS,
-  number("age", "Age", (row) => ageOf(row, Date.now()), wholeSeconds, "Since its first call", true),
-  { key: "engines", title: "Engine", isMinor: true, value: (row) => row.engines.join(", "), text: (row) => row.engines.join(", ") || UNKNOWN },
+  number("age", "Age", (row) => row.age_s, wholeSeconds, { hint: "Since its first call", isMinor: true }),
+  ENGINE,
 ];
 
 const ENDED_COLUMNS = [
-  ...NAMED,
-  number("duration_s", "Duration", (row) => row.duration_s, seconds, "From its first arrival to its last answer"),
-  number("wait_s", "Wait", (row) => row.wait_s, seconds, "Waiting of all its calls"),
-  number("inactive_s", "KV wait", (row) => row.inactive_s, seconds, "Waiting for KV memory while the program was inactive", true),
-  number("service_s", "Service", (row) => row.service_s, seconds, "Model time of all its calls", true),
-  number("calls", "Calls", (row) => row.finished_calls, count, "Calls that it made"),
-  number("threads", "Threads", (row) => row.threads, count, "Branches that made calls", true),
-  number("preemptions", "Preempted", (row) => row.preemptions, count, "Times that a call lost its slot", true),
-  number("failed_calls", "Failed", (row) => row.failed_calls, count, "Calls that were not answered", true),
+  PROGRAM,
+  number("ended_at_s", "Ended", (row) => row.ended_at_s, clockTime, { hint: "When it left the process table", isMinor: true }),
+  number("duration_s", "Duration", (row) => row.duration_s, seconds, { hint: "From its first arrival to its last answer" }),
+  number("wait_s", "Wait", (row) => row.wait_s, seconds, { hint: "Waiting of all its calls" }),
+  number("inactive_s", "For memory", (row) => row.inactive_s, seconds, { hint: "The part of the wait that was for KV memory", isMinor: true }),
+  number("service_s", "In engine", (row) => row.service_s, seconds, { hint: "Engine time of all its calls", isMinor: true }),
+  number("finished_calls", "Calls", (row) => row.finished_calls, count, { hint: "Calls that it made", isMinor: true }),
+  THREADS,
+  number("preemptions", "Preempted", (row) => row.preemptions, count, { hint: "Times that a call lost its slot", isMinor: true, isShown: isSome("preemptions") }),
+  number("failed_calls", "Failed", (row) => row.failed_calls, count, { hint: "Calls that were not answered", isMinor: true, isShown: isSome("failed_calls") }),
   TOKENS,
-  number("ended_at_s", "Ended", (row) => row.ended_at_s, clockTime, "When it left the process table", true),
+  ENGINE,
 ];
+const SUMS = ["active_calls", "finished_calls", "kv_share", "prompt_tokens", "output_tokens", "preemptions", "failed_calls"];
+const MEDIANS = ["state_s", "wait_s", "total_service_s", "level", "ratio", "threads", "age_s", "duration_s", "inactive_s", "service_s"];
 
-function number(key, title, value, show, hint, isMinor = false) {
-  return { key, title, value, text: (row) => show(value(row)), isNumber: true, hint, isMinor };
+function number(key, title, value, show, { hint, isMinor = false, isShown }) {
+  return { key, title, value, text: (row) => show(value(row)), isNumber: true, hint, isMinor, isShown };
+}
+
+function stateOf(row) {
+  if (row.rows) return statesText(row.rows, isNarrow() ? shortState : undefined);
+  return isNarrow() ? shortState(row.state) : row.state_text;
+}
+
+// Programs of one name as one row, with counts, sums and medians; a name of one program is that program.
+function groupsOf(rows, isOpen) {
+  const byName = new Map();
+  for (const row of rows) {
+    const name = programName(row) || "unnamed";
+    if (!byName.has(name)) byName.set(name, []);
+    byName.get(name).push(row);
+  }
+  return [...byName].map(([name, members]) => (members.length === 1 ? members[0] : groupOf(name, members, isOpen(name))));
+}
+
+function groupOf(name, members, isOpen) {
+  const group = { group: name, program_id: `group ${name}`, isOpen, rows: members.map((row) => ({ ...row, isMember: true })) };
+  for (const field of SUMS) group[field] = valuesOf(members, field).reduce((sum, value) => sum + value, 0);
+  for (const field of MEDIANS) group[field] = medianOf(valuesOf(members, field));
+  group.ended_at_s = Math.max(...valuesOf(members, "ended_at_s"), 0);
+  group.engines = [...new Set(members.flatMap((row) => row.engines))].sort();
+  group.state = members.reduce((most, row) => (urgencyOf(row.state) < urgencyOf(most) ? row.state : most), members[0].state);
+  return group;
+}
+
+function valuesOf(rows, field) {
+  return rows.map((row) => row[field]).filter(isKnown);
+}
+
+function medianOf(values) {
+  if (!values.length) return null;
+  const sorted = [...values].sort((first, second) => first - second);
+  const middle = sorted.length >> 1;
+  return sorted.length % 2 ? sorted[middle] : (sorted[middle - 1] + sorted[middle]) / 2;
+}
+
+// Whether a program has all words of a search in its id, name, state, threads or engines.
+function isFound(row, words) {
+  const text = [row.program_id, programName(row), row.state_text ?? "", ...row.thread_names, ...row.engines].join("\n").toLowerCase();
+  return words.every((word) => text.includes(word));
 }
 
 // Shows the programs until it is closed.
 export class ProgramsView {
   constructor(source, onStatus, onFailure) {
-    this.source = source;
-    this.onStatus = onStatus;
-    this.onFailure = onFailure;
-    this.live = new LivePrograms();
-    this.ended = [];
-    this.endedHasMore = false;
-    this.words = [];
-    this.isPaused = false;
-    this.isClosed = false;
-    this.pendingEvents = [];
-    this.isStale = { live: true, ended: true };
-    this.feed = null;
-    this.timers = new Set();
+    Object.assign(this, { source, onStatus, onFailure });
+    this.listings = { live: { programs: [], hasMore: false }, ended: { programs: [], hasMore: false } };
+    this.foldedNames = new Map();
+    this.isPaused = this.isClosed = false;
+    this.isGrouped = true;
     this.shown = "live";
-    const redraw = () => this.draw();
+    const rowId = (row) => row.program_id;
+    const onGroup = (name) => this.toggleGroup(name);
+    const address = el("code", {}, new URL("../v1", location.href).href);
     this.tables = {
       live: new LongTable({
-        label: "Programs that run", columns: LIVE_COLUMNS, sortKey: "state", isDescending: true, onSort: redraw,
-        rowId: (row) => row.program_id, empty: "No programs. Each call that reaches the gateway belongs to one.",
+        label: "Living programs", columns: LIVE_COLUMNS, sortKey: "age", isDescending: true, rowId, onGroup,
+        empty: ["No programs yet. Send a request to ", address, " and it appears here."],
       }),
       ended: new LongTable({
-        label: "Programs that have ended", columns: ENDED_COLUMNS, sortKey: "ended_at_s", isDescending: true, onSort: redraw,
-        rowId: (row) => row.program_id, empty: "No program has ended yet.",
+        label: "Programs that have ended", columns: ENDED_COLUMNS, sortKey: "ended_at_s", isDescending: true, rowId, onGroup,
+        empty: "No program has ended yet. One ends when its client says so, or after it was idle for a while.",
       }),
     };
     this.node = this.build();
@@ -91,156 +141,84 @@ export class ProgramsView {
 
   build() {
     this.search = el("input", {
-      type: "search", class: "search", placeholder: "Search ids, names, states, engines", "aria-label": "Search programs",
-      input: () => this.draw(),
+      type: "search", class: "search", placeholder: "Search names, ids, states", "aria-label": "Search programs", input: () => this.draw(),
     });
     this.pause = el("button", { type: "button", "aria-pressed": "false", click: () => this.togglePause() }, "Pause");
+    this.grouping = el("button", { type: "button", "aria-pressed": "true", title: "One row for all programs of a name, with sums and medians", click: () => this.toggleGrouping() }, "Group by name");
     this.choices = ["live", "ended"].map((kind) =>
-      el("button", { type: "button", click: () => this.choose(kind) }, kind === "live" ? "Running" : "Ended"));
+      el("button", { type: "button", click: () => this.choose(kind) }, kind === "live" ? "Living" : "Ended"));
     this.note = el("span", { class: "soft", "aria-live": "off", id: "programs-count" });
     this.place = el("div", {});
     const kinds = el("span", { class: "group", role: "group", "aria-label": "Which programs" }, this.choices);
     return el("div", {}, el("h1", {}, "Programs"),
-      el("div", { class: "tools-row" }, kinds, this.search, this.pause, this.note), this.place);
+      el("div", { class: "tools-row" }, kinds, this.search, this.grouping, this.pause, this.note), this.place);
   }
 
   open() {
     this.choose(this.shown);
-    this.follow();
-    this.repeatListing();
-    this.every(DRAW_MS, () => this.takeEvents());
-    this.visibility = () => this.onVisibility();
-    document.addEventListener("visibilitychange", this.visibility);
+    return poll(this, LIST_MS);
   }
 
   close() {
     this.isClosed = true;
-    this.feed?.abort();
-    this.timers.forEach((timer) => clearInterval(timer));
-    document.removeEventListener("visibilitychange", this.visibility);
     Object.values(this.tables).forEach((table) => table.close());
-  }
-
-  every(periodMs, action) {
-    this.timers.add(setInterval(action, periodMs));
   }
 
   choose(kind) {
     this.shown = kind;
     this.choices.forEach((button, place) => button.setAttribute("aria-pressed", String((place === 0) === (kind === "live"))));
-    this.pause.hidden = kind !== "live";
     this.place.replaceChildren(this.tables[kind].node);
-    if (kind === "ended") this.listEnded();
-    this.draw();
+    this.refresh();
   }
 
   togglePause() {
     this.isPaused = !this.isPaused;
     this.pause.setAttribute("aria-pressed", String(this.isPaused));
-    if (!this.isPaused) this.takeEvents();
+    this.refresh();
   }
 
-  // Browsers allow six connections to a host, and each open tab takes one for its feed.
-  onVisibility() {
-    if (document.hidden) this.feed?.abort();
-    else if (!this.isClosed && this.feed?.signal.aborted) this.follow();
+  toggleGrouping() {
+    this.isGrouped = !this.isGrouped;
+    this.grouping.setAttribute("aria-pressed", String(this.isGrouped));
+    this.draw();
   }
 
-  async follow() {
-    while (!this.isClosed && !document.hidden) {
-      this.feed = new AbortController();
-      try {
-        await this.source.follow((events) => this.take(events), () => this.onFeedOpen(), this.feed.signal);
-      } catch (error) {
-        if (this.feed.signal.aborted || this.isClosed) return;
-        if (error.status === 401) return void this.onFailure(error);
-        this.onStatus(error.status ? `No events (${error.message}); listed every 2 s` : noAnswer(error), true);
-      }
-      await pauseFor(RETRY_MS);
-    }
+  toggleGroup(name) {
+    this.foldedNames.set(name, this.isOpen(name));
+    this.draw();
   }
 
-  onFeedOpen() {
-    this.onStatus("Live", false);
-    this.isStale.live = true;
+  isOpen(name) {
+    const isFolded = this.foldedNames.get(name) ?? this.listings[this.shown].programs.length > MOST_OPEN;
+    return !isFolded;
   }
 
-  take(events) {
-    this.pendingEvents.push(...events);
-  }
-
-  takeEvents() {
-    if (this.isPaused) return;
-    const events = this.pendingEvents;
-    this.pendingEvents = [];
-    const now = Date.now();
-    for (const event of events) {
-      if (event.kind === "dropped") this.isStale.live = true;
-      if (event.kind === "program_ended") this.isStale.ended = true;
-      this.live.apply(event, now);
-    }
-    if (this.isStale.ended && this.shown === "ended") this.listEnded();
-    if (this.shown === "live") this.draw();
-  }
-
-  // Levels, KV shares and waiting come from engines' snapshots, which cause no events: only listings have them.
-  async repeatListing() {
-    while (!this.isClosed) {
-      const begunMs = performance.now();
-      if (!document.hidden && !this.isPaused) await this.list();
-      const tookMs = performance.now() - begunMs;
-      await pauseFor(Math.max(LIST_MS, tookMs / LISTING_SHARE));
-    }
-  }
-
-  async list() {
-    const askedMs = Date.now();
+  // Returns whether to ask again.
+  async refresh() {
+    if (this.isPaused) return true;
+    const kind = this.shown;
     try {
-      const { programs, hasMore } = await this.source.programs(MOST_PROGRAMS);
-      if (this.isClosed || this.isPaused) return;
-      // Events that arrived meanwhile are in this listing or the next one.
-      this.pendingEvents = this.pendingEvents.filter((event) => event.kind !== "begun" && event.kind !== "settled");
-      this.live.list(programs, hasMore, askedMs);
-      this.isStale.live = false;
-      this.takeEvents();
+      const listing = await (kind === "live" ? this.source.programs(MOST_PROGRAMS) : this.source.ended(MOST_PROGRAMS));
+      if (this.isClosed) return false;
+      this.onStatus("Live", false);
+      this.listings[kind] = listing;
+      if (!this.isPaused) this.draw();
+      return true;
     } catch (error) {
+      if (this.isClosed) return false;
       if (error.status === 401) this.onFailure(error);
       else this.onStatus(noAnswer(error), true);
-    }
-  }
-
-  async listEnded() {
-    this.isStale.ended = false;
-    try {
-      const { programs, hasMore } = await this.source.ended(MOST_PROGRAMS);
-      this.ended = programs;
-      this.endedHasMore = hasMore;
-      if (!this.isClosed && this.shown === "ended") this.draw();
-    } catch (error) {
-      if (error.status === 401) this.onFailure(error);
-      else this.onStatus(noAnswer(error), true);
+      return error.status !== 401;
     }
   }
 
   draw() {
     const words = this.search.value.toLowerCase().split(/\s+/).filter(Boolean);
-    const isLive = this.shown === "live";
-    const all = isLive ? [...this.live.rows.values()] : this.ended;
-    const found = all.filter((row) => isFound(row, words));
-    this.tables[this.shown].show(found);
-    const more = (isLive ? this.live.hasMore : this.endedHasMore) ? ", the first of more" : "";
+    const { programs, hasMore } = this.listings[this.shown];
+    const found = words.length ? programs.filter((row) => isFound(row, words)) : programs;
+    const rows = this.isGrouped && !words.length ? groupsOf(found, (name) => this.isOpen(name)) : found;
+    this.tables[this.shown].show(rows);
     const of = words.length ? `${count(found.length)} of ` : "";
-    setText(this.note, `${of}${oneOrMany(all.length, "program")}${more}`);
+    setText(this.note, `${of}${oneOrMany(programs.length, "program")}${hasMore ? ", the first of more" : ""}${rows.some((row) => row.rows) ? "; groups show sums of counts and medians of times" : ""}`);
   }
-}
-
-// A browser's text about a failed connection is of no help.
-export function noAnswer(error) {
-  return error.status ? `The gateway cannot answer: ${error.message}` : "The gateway does not answer; the values shown are out of date";
-}
-
-export function pauseFor(milliseconds) {
-  return new Promise((resolve) => {
-    setTimeout(resolve, milliseconds);
-  });
 }

@@ -1,6 +1,6 @@
 // Runs to compare: the results of `autellix bench`, and recorded traces. Plain data in, plain data out.
 
-export const RESULT_KIND = "autellix-replay";
+const RESULT_KIND = "autellix-replay";
 
 // Returns the run in a file: label, outcomes of programs, remarks. Raises an Error in words for people.
 export function readRun(name, text) {
@@ -13,20 +13,20 @@ export function readRun(name, text) {
   }
   if (Array.isArray(document?.calls)) return { label, outcomes: [recordedOutcome(document, name)] };
   if (document?.kind !== RESULT_KIND || !Array.isArray(document.outcomes)) {
-    throw new Error(`${name}: is no result of “autellix bench replay --out” and no trace.`);
+    throw new Error(`${name} is neither a result of “autellix bench replay --out” nor a trace.`);
   }
   return { label, outcomes: document.outcomes };
 }
 
 function readTrace(name, text) {
   const lines = text.split("\n").filter((line) => line.trim());
-  if (!lines.length) throw new Error(`${name}: is empty.`);
+  if (!lines.length) throw new Error(`${name} is empty.`);
   return lines.map((line, place) => {
     let program = null;
     try {
       program = JSON.parse(line);
     } catch {
-      throw new Error(`${name}: line ${place + 1} is not JSON.`);
+      throw new Error(`${name}, line ${place + 1}: not JSON.`);
     }
     return recordedOutcome(program, name);
   });
@@ -37,13 +37,20 @@ function recordedOutcome(program, name) {
   const calls = Array.isArray(program?.calls) ? program.calls : [];
   const ends = calls.map((call) => (call.start_s ?? NaN) + (call.latency_s ?? NaN));
   if (!ends.length || ends.some((end) => !Number.isFinite(end))) {
-    throw new Error(`${name}: its calls have no times, as a trace that was not recorded.`);
+    throw new Error(`${name} has no times of its calls: it was generated, not recorded.`);
   }
   const output = calls.reduce((sum, call) => sum + call.decode_tokens, 0);
   return {
     program: program.program_id, source: program.source, latency_s: Math.max(...ends), output_tokens: output,
     token_latency_s: null, wait_s: null, preemptions: null,
   };
+}
+
+// The runs in the gateway's answer: the measured one first.
+export function runsOfReplay({ policy, programs, policies }) {
+  const outcomesOf = (latencies) => programs.map((program, place) => ({ program: program.program_id, source: program.name, latency_s: latencies[place] }));
+  const measured = { label: `${policy} (measured)`, outcomes: outcomesOf(programs.map((program) => program.measured_s)) };
+  return [measured, ...policies.map((each) => ({ label: `${each.policy} (simulated)`, outcomes: outcomesOf(each.estimated_s) }))];
 }
 
 export const METRICS = [

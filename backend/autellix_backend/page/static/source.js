@@ -1,7 +1,7 @@
 // The source of the page's data: the gateway that serves it.
 
 const KEY_NAME = "autellix.key";
-const MOST_EXPLAINED = 8;
+const MOST_EXPLAINED = 3;
 
 export class AnswerError extends Error {
   constructor(status, message) {
@@ -25,9 +25,14 @@ export class GatewaySource {
     return response.json();
   }
 
-  async ask(path, signal) {
+  async post(path) {
+    const response = await this.ask(path, "POST");
+    return response.json();
+  }
+
+  async ask(path, method = "GET") {
     const headers = this.key ? { authorization: `Bearer ${this.key}` } : {};
-    const response = await fetch(`v1/${path}`, { headers, signal, cache: "no-store", credentials: "omit" });
+    const response = await fetch(`v1/${path}`, { method, headers, cache: "no-store", credentials: "omit" });
     if (response.ok) return response;
     let message = `status ${response.status}`;
     try {
@@ -36,6 +41,10 @@ export class GatewaySource {
       // An answer without an error object: the status must suffice.
     }
     throw new AnswerError(response.status, message);
+  }
+
+  overview(minutes) {
+    return this.get(`overview?minutes=${minutes}`);
   }
 
   engines() {
@@ -73,28 +82,8 @@ export class GatewaySource {
     return { text: answer.text, calls, more: answer.calls.length - calls.length };
   }
 
-  // Reads the event feed until it ends; raises when it cannot be read.
-  async follow(onEvents, onOpen, signal) {
-    const response = await this.ask("events", signal);
-    const reader = response.body.getReader();
-    const decoder = new TextDecoder();
-    onOpen();
-    let rest = "";
-    for (;;) {
-      const { done, value } = await reader.read();
-      if (done) return;
-      rest += decoder.decode(value, { stream: true });
-      const blocks = rest.split("\n\n");
-      rest = blocks.pop();
-      const events = blocks.map(readEvent).filter((event) => event !== null);
-      if (events.length) onEvents(events);
-    }
+  // Has the gateway simulate the programs of the last minutes under other policies.
+  replay(minutes) {
+    return this.post(`replay?minutes=${minutes}`);
   }
-}
-
-export function readEvent(block) {
-  const lines = block.split("\n");
-  const kind = lines.find((line) => line.startsWith("event: "));
-  const data = lines.find((line) => line.startsWith("data: "));
-  return kind && data ? { ...JSON.parse(data.slice(6)), kind: kind.slice(7) } : null;
 }

@@ -2,20 +2,26 @@
 
 import { apart, el, setText } from "./dom.js";
 
-export const ROW_PIXELS = 30;
+const ROW_PIXELS = 30;
 const MARGIN_ROWS = 8;
+// Values that change move their rows at most this often, and never under the pointer.
+const SORT_MS = 5000;
 
 // A column: key, title, value(row) to sort by, text(row), and: isNumber, isMinor (left out on narrow
-// screens), link(row), style(row), hint.
+// screens), link(row), hover(row), style(row), hint, isShown(rows).
+// Rows of groups have `group`, `isOpen` and `rows`; a click on one calls `onGroup`.
 export class LongTable {
-  constructor({ label, columns, sortKey, isDescending = false, rowId, empty, isShort = false, onSort = null }) {
+  constructor({ label, columns, sortKey, isDescending = false, rowId, empty, isShort = false, onGroup = null }) {
     this.columns = columns;
     this.sortKey = sortKey;
     this.isDescending = isDescending;
     this.rowId = rowId;
     this.empty = empty;
-    this.onSort = onSort;
-    this.rows = [];
+    this.onGroup = onGroup;
+    this.ranks = new Map();
+    this.sortedMs = -Infinity;
+    this.mustSort = true;
+    this.rows = this.given = [];
     this.pool = [];
     this.first = 0;
     this.version = 0;
@@ -30,7 +36,7 @@ export class LongTable {
       el("thead", {}, el("tr", { "aria-rowindex": 1 }, this.heads)),
       this.body,
     );
-    this.emptyNote = el("p", { class: "soft", hidden: true }, empty);
+    this.emptyNote = el("p", { hidden: true }, empty);
     this.view = el("div", { class: isShort ? "scroll short" : "scroll", tabindex: 0, role: "region", "aria-label": label }, this.table);
     this.node = el("div", {}, this.view, this.emptyNote);
     this.view.addEventListener("scroll", () => this.draw(), { passive: true });
@@ -51,8 +57,8 @@ export class LongTable {
     this.isDescending = this.sortKey === key ? !this.isDescending : Boolean(column.isNumber);
     this.sortKey = key;
     this.markSort();
-    if (this.onSort) this.onSort();
-    else this.show(this.rows);
+    this.mustSort = true;
+    this.show(this.given);
   }
 
   markSort() {
@@ -62,24 +68,49 @@ export class LongTable {
     });
   }
 
+  // Rows keep their order for a while, and new ones come last.
   sorted(rows) {
+    const isOld = performance.now() - this.sortedMs > SORT_MS;
+    const isDue = this.mustSort || (isOld && !this.view.matches(":hover"));
+    this.mustSort = false;
     const { value } = this.columns.find((column) => column.key === this.sortKey);
     const sign = this.isDescending ? -1 : 1;
-    const keyed = rows.map((row) => [value(row), this.rowId(row), row]);
-    keyed.sort(([first, firstId], [second, secondId]) => sign * compare(first, second) || compare(firstId, secondId));
-    return keyed.map(([, , row]) => row);
+    const rankOf = (id) => (isDue ? 0 : this.ranks.get(id) ?? Infinity);
+    const order = (list) => {
+      const keyed = list.map((row) => [rankOf(this.rowId(row)), value(row), this.rowId(row), row]);
+      keyed.sort(([firstRank, first, firstId], [secondRank, second, secondId]) =>
+        compare(firstRank, secondRank) || sign * compare(first, second) || compare(firstId, secondId));
+      return keyed.map(([, , , row]) => row);
+    };
+    const found = order(rows).flatMap((row) => (row.isOpen ? [row, ...order(row.rows)] : [row]));
+    if (isDue) this.sortedMs = performance.now();
+    this.ranks = new Map(found.map((row, rank) => [this.rowId(row), rank]));
+    return found;
   }
 
   show(rows) {
     const focused = this.focusedLine();
     const focusedId = focused && this.rowId(focused.row);
+    this.given = rows;
     this.rows = this.sorted(rows);
     this.version += 1;
     this.table.setAttribute("aria-rowcount", String(this.rows.length + 1));
     this.emptyNote.hidden = this.rows.length > 0;
     this.view.hidden = this.rows.length === 0;
+    this.showColumns();
     this.draw();
     if (focused) this.keepFocus(focused, focusedId);
+  }
+
+  // Columns that say nothing about any row are left out.
+  showColumns() {
+    const all = this.given.flatMap((row) => row.rows ?? [row]);
+    this.columns.forEach((column, place) => {
+      const isHidden = Boolean(column.isShown) && !column.isShown(all);
+      if (this.heads[place].hidden === isHidden) return;
+      this.heads[place].hidden = isHidden;
+      for (const line of this.pool) line.cells[place].hidden = isHidden;
+    });
   }
 
   focusedLine() {
@@ -89,7 +120,7 @@ export class LongTable {
   // The focus stays on its row when the order changes.
   keepFocus(before, id) {
     const line = this.pool.find((each) => !each.node.hidden && this.rowId(each.row) === id);
-    if (line && line !== before) line.node.querySelector("a")?.focus({ preventScroll: true });
+    if (line && line !== before) targetOf(line)?.focus({ preventScroll: true });
   }
 
   draw() {
@@ -126,10 +157,10 @@ export class LongTable {
   }
 
   addRow() {
-    const cells = this.columns.map((column) => {
-      const holder = column.link ? el("a", {}, apart("")) : apart("");
+    const cells = this.columns.map((column, place) => {
+      const holder = column.link ? [el("a", {}, apart("")), this.onGroup ? this.foldOf() : null] : apart("");
       const classes = `${column.isNumber ? "n" : ""} ${column.isMinor ? "minor" : ""}`.trim();
-      return el("td", { class: classes }, holder);
+      return el("td", { class: classes, hidden: this.heads[place].hidden }, holder);
     });
     const node = el("tr", {}, cells);
     this.pool.push({ node, cells });
@@ -140,18 +171,41 @@ export class LongTable {
     Object.assign(line, { row, number, version: this.version });
     line.node.setAttribute("aria-rowindex", String(number + 2));
     line.node.classList.toggle("chosen", this.chosen !== null && this.rowId(row) === this.chosen);
+    line.node.classList.toggle("group-row", row.rows !== undefined);
+    line.node.classList.toggle("member", row.isMember === true);
     this.columns.forEach((column, place) => {
       const cell = line.cells[place];
       const text = column.text(row);
-      const holder = cell.firstChild;
-      setText(column.link ? holder.firstChild : holder, text);
-      if (column.link) {
-        const target = column.link(row);
-        if (holder.getAttribute("href") !== target) holder.setAttribute("href", target);
-        if (cell.title !== text) cell.title = text;
-      }
+      if (column.link) this.fillLink(cell, column, row, text);
+      else setText(cell.firstChild, text);
+      const hover = column.hover?.(row) ?? "";
+      if (cell.title !== hover) cell.title = hover;
       if (column.style) cell.className = column.style(row);
     });
+  }
+
+  fillLink(cell, column, row, text) {
+    const [link, fold] = cell.children;
+    const isGroup = row.rows !== undefined;
+    if (fold) {
+      fold.hidden = !isGroup;
+      link.hidden = isGroup;
+      fold.setAttribute("aria-expanded", String(Boolean(row.isOpen)));
+    }
+    if (isGroup) {
+      setText(fold.firstChild, text);
+      return;
+    }
+    setText(link.firstChild, text);
+    const target = column.link(row);
+    if (link.getAttribute("href") !== target) link.setAttribute("href", target);
+  }
+
+  foldOf() {
+    return el("button", { type: "button", class: "fold", hidden: true, click: (event) => {
+      const line = this.pool.find((each) => each.node.contains(event.currentTarget));
+      this.onGroup(line.row.group);
+    } }, apart(""));
   }
 
   choose(id) {
@@ -183,13 +237,16 @@ export class LongTable {
     else if (top + ROW_PIXELS > this.view.scrollTop + height) this.view.scrollTop = top + ROW_PIXELS - height;
     this.draw();
     const line = this.pool.find((each) => !each.node.hidden && each.row === this.rows[number]);
-    const target = line.node.querySelector("a");
-    if (target) target.focus({ preventScroll: true });
+    targetOf(line)?.focus({ preventScroll: true });
   }
 
   close() {
     this.sizes.disconnect();
   }
+}
+
+function targetOf(line) {
+  return line.node.querySelector("a:not([hidden]), button:not([hidden])");
 }
 
 function gapRow(width) {
@@ -199,7 +256,7 @@ function gapRow(width) {
 const texts = new Intl.Collator("en", { numeric: true });
 
 // Unknown values sort first; numbers in texts sort as numbers.
-export function compare(first, second) {
+function compare(first, second) {
   if (first === second) return 0;
   if (first === null || first === undefined || Number.isNaN(first)) return -1;
   if (second === null || second === undefined || Number.isNaN(second)) return 1;
