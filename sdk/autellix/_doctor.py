@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from importlib import metadata, util
@@ -74,7 +75,11 @@ def _problem_at(backend: Backend, api_key: str | None) -> str | None:
         status, body = _answer(Request(backend.url + SESSIONS_PATH, start.to_bytes(), headers))
     except OSError as error:
         return f"nobody answers ({error}); is the gateway running, and is this its address?"
-    if status in (401, 403):
+    if status == 403:
+        return f"refuses the request (status 403){_reason(body)}"
+    if status == 503:
+        return f"is not ready (status 503){_reason(body)}"
+    if status == 401:
         problem = "wants a key" if api_key is None else "refuses the key"
         return f"{problem} (status {status}); set {_or((*KEY_VARIABLES, '--api-key'))}"
     try:
@@ -92,6 +97,14 @@ def _answer(request: Request) -> tuple[int, bytes]:
     except HTTPError as error:
         with error:
             return error.code, error.read()
+
+
+def _reason(body: bytes) -> str:
+    """Return the message of an error as the end of a sentence, nothing if the body has none."""
+    try:
+        return f": {json.loads(body)['error']['message']}"
+    except (ValueError, LookupError, TypeError):
+        return ""
 
 
 def _libraries() -> list[str]:

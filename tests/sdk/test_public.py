@@ -118,13 +118,27 @@ def test_doctor_names_the_cure(url: str, finding: str) -> None:
 
 @pytest.mark.parametrize(
     ("status", "finding"),
-    [(401, "wants a key (status 401); set AUTELLIX_API_KEY,"), (404, "is not an Autellix gateway")],
+    [
+        (401, "wants a key (status 401); set AUTELLIX_API_KEY,"),
+        (403, "refuses the request (status 403)"),
+        (503, "is not ready (status 503)"),
+        (404, "is not an Autellix gateway"),
+    ],
 )
 def test_doctor_tells_refusals_apart(backend: Recording, status: int, finding: str) -> None:
     backend.control_statuses = [status]
     lines, code = _doctor.diagnose(backend.url, None)
     assert code == 1
     assert finding in lines[1]
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [(b'{"error": {"message": "the Host is unknown"}}', ": the Host is unknown"), (b"[]", ""), (b"x", "")],
+)
+def test_doctor_gives_the_gateways_reason(body: bytes, reason: str) -> None:
+    """A gateway refuses more than keys: an unknown Host, for instance."""
+    assert _doctor._reason(body) == reason
 
 
 @pytest.mark.parametrize(
