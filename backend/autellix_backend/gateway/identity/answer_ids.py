@@ -40,13 +40,13 @@ class AnswerIds(NamedTuple):
     """The names of the tools that it calls, each once."""
 
 
-class _Function(msgspec.Struct):
+class _CalledFunction(msgspec.Struct):
     name: str | None = None
 
 
 class _ToolCall(msgspec.Struct):
     id: str | None = None
-    function: _Function | None = None
+    function: _CalledFunction | None = None
 
 
 class _ContentPart(msgspec.Struct):
