@@ -462,7 +462,7 @@ def test_multiprocessing_pool(agent: Agent, tmp_path: Path) -> None:
     agent.expect({**FORK_JOIN, "end": ("root",)})
 
 
-@row("`subprocess`", "a program of its own, unless you pass AUTELLIX_PROGRAM_ID (and _NAME) to it", "limit")
+@row("`subprocess`", "a separate program, unless you pass AUTELLIX_PROGRAM_ID (and _NAME) to it", "limit")
 def test_subprocess(agent: Agent, run_script: Callable[..., str]) -> None:
     script = """
         import autellix, openai, sys

@@ -237,7 +237,7 @@ class ObserveSettings:
     follows `OTEL_EXPORTER_OTLP_ENDPOINT`, `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT` and
     `OTEL_EXPORTER_OTLP_METRICS_ENDPOINT`"""
     program_names: Names = ()
-    """names of programs that have [metrics](metrics.md#programs) of their own; others count as `other`"""
+    """names of programs with separate [metrics](metrics.md#programs); others count as `other`"""
 
 
 @section("store")
