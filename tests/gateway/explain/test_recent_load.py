@@ -58,7 +58,7 @@ def known(values: list[float | None]) -> list[float]:
 def test_nothing_is_known_before_the_first_sample(load: RecentLoad) -> None:
     series = load.series(900.0)
 
-    assert len(series.times) == POINTS
+    assert len(series.times) == POINTS + 1
     assert known(series.values["in_engine"]) == known(series.values["latency_p50_s"]) == []
     assert (series.totals.calls, series.totals.output_tokens_per_s, series.totals.cached_share) == (
         0,
@@ -70,7 +70,7 @@ def test_nothing_is_known_before_the_first_sample(load: RecentLoad) -> None:
 def test_a_step_has_the_mean_of_its_samples(load: RecentLoad, clock: Clock) -> None:
     for waiting in (2.0, 4.0):
         sample(load, clock, waiting_for_memory=waiting, kv_held=0.5)
-    clock.now += 60.0
+    clock.now += KEPT_S - 120.0
 
     # Of 6 hours each step is 2 minutes long.
     series = load.series(KEPT_S)
@@ -119,7 +119,7 @@ def test_programs_are_counted_for_a_minute_after_their_end(load: RecentLoad, clo
     series = load.series(900.0)
     assert max(known(series.values["programs_per_minute"])) == 3.0
     assert series.values["programs_per_minute"][-1] == 0.0
-    # Each of the twelve steps of that minute.
+    # In each of the twelve steps of that minute.
     assert known(series.values["latency_p50_s"]) == [2.0] * 12
     assert series.totals.programs == 3
     assert series.totals.latency_p95_s == pytest.approx(8.3)
@@ -136,13 +136,24 @@ def test_what_is_before_the_range_is_left_out(load: RecentLoad, clock: Clock) ->
     assert (load.series(3600.0).totals.programs, load.series(3600.0).totals.calls) == (1, 1)
 
 
+@pytest.mark.parametrize(("age_s", "expected_s"), [(10.0, 60.0), (300.0, 300.0), (2000.0, 900.0)])
+def test_a_series_begins_with_the_first_sample(
+    load: RecentLoad, clock: Clock, age_s: float, expected_s: float
+) -> None:
+    sample(load, clock)
+    clock.now += age_s - PERIOD_S
+    series = load.series(900.0)
+
+    assert series.times[-1] - series.times[0] == pytest.approx(expected_s, abs=2 * PERIOD_S)
+
+
 def test_the_oldest_sample_makes_room(load: RecentLoad, clock: Clock) -> None:
     for _ in range(SAMPLES):
         sample(load, clock, in_engine=1.0)
     sample(load, clock, in_engine=7.0)
 
     series = load.series(KEPT_S)
-    assert len(series.times) in (POINTS, POINTS + 1)
+    assert len(series.times) == POINTS + 1
     assert max(known(series.values["in_engine"])) > 1.0
     assert len(known(series.values["in_engine"])) >= POINTS - 1
 

@@ -23,10 +23,11 @@ MAX_ENDS = 16_384
 """Programs that ended, the last ones: one every 1.3 s for six hours."""
 MAX_BYTES = 3 * 2**20
 """The most memory of all of it: 0.5 MB of samples, and 112 bytes for each program that ended."""
+LEAST_RANGE_S = 60.0
 LATENCY_WINDOW_S = 60.0
 """Programs per minute and their percentiles are those of at least this time, up to each point."""
 POINTS = 180
-"""The most points of a series."""
+"""The most whole steps of a series; the first one has begun earlier."""
 
 
 class Moment(NamedTuple):
@@ -132,14 +133,19 @@ class RecentLoad:
         self._count += 1
 
     def series(self, range_s: float) -> LoadSeries:
-        """Return the load of the last `range_s` seconds in at most POINTS steps."""
-        now_s = self._wall_clock()
+        """Return the load of the last `range_s` seconds.
+
+        It begins with the first sample or LEAST_RANGE_S ago: a new gateway's load fills the picture.
+        """
+        now_s, samples = self._wall_clock(), self._samples()
+        if samples:
+            range_s = min(range_s, max(LEAST_RANGE_S, now_s - samples[0][0] + PERIOD_S))
         step_s = max(PERIOD_S, range_s / POINTS)
         # Whole multiples, so that a step keeps its samples while the range moves on.
-        first = math.floor((now_s - range_s) / step_s) + 1
+        first = math.floor((now_s - range_s) / step_s)
         last = math.floor(now_s / step_s)
         steps: list[list[Sequence[float]]] = [[] for _ in range(first, last + 1)]
-        for row in self._samples():
+        for row in samples:
             number = math.floor(row[0] / step_s) - first
             if 0 <= number < len(steps):
                 steps[number].append(row)
