@@ -272,6 +272,25 @@ async def test_the_gateways_order_applies_to_the_calls_that_wait_for_a_learned_b
         await asyncio.gather(*fill, *late)
 
 
+async def test_each_way_of_ordering_is_announced_once() -> None:
+    server = PlainServer()
+    async with gateway(server) as rig:
+        said: list[str] = []
+        rig.app.state.components.pool.subscribe_links(lambda handle: said.append(handle.reporting.text))
+        for _ in range(3):
+            calls = [asyncio.create_task(rig.chat(f"p{number}")) for number in range(16)]
+            await until(lambda: rig.handle.max_in_flight is not None)
+            server.waiting += 500
+            await until(lambda: rig.handle.max_in_flight is None)
+            server.waiting -= 500
+            await until(lambda: rig.handle.max_in_flight is not None)
+            server.gate.set()
+            await asyncio.gather(*calls)
+            server.gate.clear()
+        assert ["(learned)" in text for text in said] == [True, False]
+        assert "most calls there come from elsewhere" in said[1]
+
+
 async def test_a_set_bound_is_kept() -> None:
     server = PlainServer()
     async with gateway(server, max_in_flight=2) as rig:

@@ -94,7 +94,8 @@ class InFlightBound:
             queue: Its calls.
             configured: `engine.max_in_flight`.
             is_plain: Returns whether the engine has no scheduler of ours, which orders calls better.
-            on_change: Is called when another side orders the calls, or a first bound is learned.
+            on_change: Is called when a bound is first learned, and when it is first found that most calls at
+                the engine come from elsewhere.
         """
         self._engine = engine
         self._queue = queue
@@ -102,6 +103,8 @@ class InFlightBound:
         self._is_plain = is_plain
         self._on_change = on_change
         self._learned = LearnedBound()
+        # Beside other gateways the two may alternate: a line each time would fill the log.
+        self._announced = {(True, False)}
         self._reader: asyncio.Task[None] | None = None
 
     @property
@@ -166,11 +169,12 @@ class InFlightBound:
         return self.can_learn and self._queue.has_policy and self._is_plain()
 
     def _take(self, seen: QueueLengths) -> None:
-        before = (self.is_ordered_here, self.calls < math.inf)
         in_flight = self._queue.in_flight
         self._learned.observe(seen, in_flight, is_held=len(self._queue) > 0 and in_flight >= self.calls)
         self._queue.limit(self.calls)
-        if before != (self.is_ordered_here, self.calls < math.inf):
+        kind = (self.is_ordered_here, self.calls < math.inf)
+        if kind not in self._announced:
+            self._announced.add(kind)
             self._on_change()
 
 
