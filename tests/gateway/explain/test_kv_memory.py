@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from tests.gateway.snapshots import engine, snapshot
 
+from autellix_backend.core.balance.memory import MemoryReport
 from autellix_backend.gateway.explain.kv_memory import KvMemory, kv_memory, sum_of
 from autellix_backend.reports.snapshot import AdmissionSnapshot, DemandSnapshot
 
@@ -49,6 +50,23 @@ def test_without_admission_nothing_is_kept_or_reserved() -> None:
 
 def test_an_engine_without_a_snapshot_has_none() -> None:
     assert kv_memory(engine()) is None
+
+
+def test_without_snapshots_it_is_what_the_gateway_admits_by() -> None:
+    estimate = MemoryReport(
+        capacity_tokens=1000,
+        active_tokens=1200,
+        active_programs=2,
+        inactive_tokens=300,
+        inactive_calls=1,
+        between_ends_s=1.0,
+        known=frozenset(),
+        inactive=frozenset(),
+    )
+    found = kv_memory(engine(estimated_memory=estimate))
+
+    assert found is not None
+    assert (found.total_tokens, *parts(found), found.waiting_tokens) == (1000, 0, 1000, 0, 300)
 
 
 def test_several_engines_are_one() -> None:

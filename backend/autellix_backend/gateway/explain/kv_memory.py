@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from autellix_backend.core.balance.memory import MemoryReport
 from autellix_backend.gateway.explain.overview import EngineView
 
 
@@ -24,10 +26,12 @@ class KvMemory:
 
 
 def kv_memory(view: EngineView) -> KvMemory | None:
-    """Return the parts of an engine's KV memory by its last snapshot; None without one."""
-    snapshot = view.snapshot
+    """Return the parts of an engine's KV memory by its last snapshot, else as estimated here; else None."""
+    snapshot, estimate = view.snapshot, view.estimated_memory
     if snapshot is None:
-        return None
+        if estimate is None or math.isinf(estimate.capacity_tokens):
+            return None
+        return _estimated(estimate)
     total = snapshot.kv_total_blocks * snapshot.kv_block_tokens
     held = snapshot.kv_used_blocks * snapshot.kv_block_tokens
     kept = reserve = 0
@@ -40,6 +44,18 @@ def kv_memory(view: EngineView) -> KvMemory | None:
         kept_tokens=kept,
         reserve_tokens=reserve,
         waiting_tokens=snapshot.demand.inactive_tokens if snapshot.demand else 0,
+    )
+
+
+def _estimated(memory: MemoryReport) -> KvMemory:
+    """Return what the gateway admits by; which calls hold their memory is not known."""
+    total = int(memory.capacity_tokens)
+    return KvMemory(
+        total_tokens=total,
+        held_tokens=0,
+        kept_tokens=min(memory.active_tokens, total),
+        reserve_tokens=0,
+        waiting_tokens=memory.inactive_tokens,
     )
 
 

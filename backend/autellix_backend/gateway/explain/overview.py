@@ -61,6 +61,8 @@ class EngineView:
     """The calls that it runs at once, as far as that is known."""
     memory: MemoryReport | None = None
     """The working set in its last snapshot; None where every program may run."""
+    estimated_memory: MemoryReport | None = None
+    """The working set as the gateway estimates it for an engine without snapshots."""
     why_queued: Callable[[str], str | None] = lambda _: None
     """Returns why the call of a key waits at the gateway; None once the call was sent."""
     waits_for_memory: Callable[[str], bool] = lambda _: False
@@ -79,6 +81,7 @@ def engine_view(handle: EngineHandle) -> EngineView:
         age_s=handle.snapshot_age_s if is_up else None,
         slots=handle.slots,
         memory=handle.snapshots.memory if is_up else None,
+        estimated_memory=handle.memory if is_up and handle.snapshots.merged is None else None,
         why_queued=handle.queue.why_queued,
         waits_for_memory=handle.queue.waits_for_memory,
     )

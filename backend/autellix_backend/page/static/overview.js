@@ -19,7 +19,7 @@ const CHARTS = [
     lines: STATES.map(({ key, color, text }) => ({ key, name: text, color })),
   },
   {
-    title: "KV memory", isStacked: true, show: share, unit: PERCENT, most: 1, figure: () => "",
+    title: "KV memory", isOptional: true, isStacked: true, show: share, unit: PERCENT, most: 1, figure: () => "",
     lines: [{ key: "kv_held", name: "held by calls", color: "used" }, { key: "kv_kept", name: "kept for active programs", color: "kept" }, { key: "kv_reserve", name: "reserve", color: "client" }],
   },
   {
@@ -59,11 +59,12 @@ export class OverviewView {
     this.charts = CHARTS.map((options) => new Chart({ ...options, label: options.title, group: "overview" }));
     this.figures = CHARTS.map(() => el("span", { class: "figure" }));
     this.ranges = RANGES.map(([minutes, text]) => el("button", { type: "button", "aria-pressed": String(minutes === this.minutes), click: () => this.choose(minutes) }, text));
+    this.cards = CHARTS.map(({ title, isWide }, number) => el("section", { class: isWide ? "card wide" : "card", "aria-label": title },
+      el("div", { class: "card-head" }, el("h2", {}, title), this.figures[number]), this.charts[number].node));
     this.content = el("div", { hidden: true },
       el("section", { class: "card", "aria-label": "Now" }, this.headline, this.bars),
       el("div", { class: "tools-row" }, el("span", { class: "group", role: "group", "aria-label": "Time range" }, this.ranges)),
-      el("div", { class: "tiles" }, CHARTS.map(({ title, isWide }, number) => el("section", { class: isWide ? "card wide" : "card", "aria-label": title },
-        el("div", { class: "card-head" }, el("h2", {}, title), this.figures[number]), this.charts[number].node))));
+      el("div", { class: "tiles" }, this.cards));
     this.node = el("div", {}, el("h1", {}, "Overview"), this.problem, this.content);
   }
 
@@ -111,8 +112,10 @@ export class OverviewView {
     this.headline.replaceChildren(...headlineOf(now));
     const bars = [now.programs ? stateBar(now.states) : null, slotBar(now), kvBar(now.kv)];
     this.bars.replaceChildren(...bars.filter(Boolean));
-    CHARTS.forEach(({ lines, figure }, number) => {
-      this.charts[number].draw(load.times, lines.map(({ key }) => load.values[key]));
+    CHARTS.forEach(({ lines, figure, isOptional }, number) => {
+      const rows = lines.map(({ key }) => load.values[key]);
+      this.cards[number].hidden = Boolean(isOptional) && !rows.flat().some(isKnown);
+      this.charts[number].draw(load.times, rows);
       setText(this.figures[number], figure(load.totals));
     });
   }
