@@ -24,8 +24,8 @@ HEAD = """# The command line
 `autellix --help` lists the commands, and `--help` after one of them shows the same text as this page.
 Commands that ask a running gateway find it by `AUTELLIX_BASE_URL` and `AUTELLIX_API_KEY`, or `--url` and
 `--api-key`.
-An option that several commands share is described under the first one. Options of the commands of the
-laboratory (extra `lab`) are only named here.
+An option that several commands share is described under the first one. Options of `bench`, `sim`, `trace`
+and `workload` are only named here.
 
 | exit code | meaning |
 |---|---|
@@ -49,8 +49,8 @@ def page() -> str:
     for name, command in commands.items():
         summary = f"{command.summary[0].upper()}{command.summary[1:]}."
         parts.append(f"## `autellix {name}`\n\n{summary}\n\n```sh\n{command.example}\n```\n")
+        parts += _arguments(parsers[name], f"autellix {name}", places)
         is_short = command.module.startswith(LABORATORY)
-        parts += _names(parsers[name]) if is_short else _arguments(parsers[name], f"autellix {name}", places)
         for action, (about, child) in _actions(parsers[name]).items():
             whole = f"autellix {name} {action}"
             parts.append(f"### `{whole}`\n\n{about[:1].upper()}{about[1:]}.\n")
