@@ -76,10 +76,9 @@ def _find(gateway: RemoteGateway, wanted: str) -> dict[str, Any]:
 
 def _programs(gateway: RemoteGateway) -> list[Row]:
     """Return open and ended programs, the last to begin first."""
-    now_s = time.time()
-    ended = gateway.get(f"/history?limit={MAX_ENDED}")["programs"]
-    rows = [(now_s - row["age_s"], row) for row in gateway.programs(MAX_PROGRAMS)["programs"]]
-    rows += [(row["began_at_s"], row) for row in ended]
+    living, now_s = gateway.programs(MAX_PROGRAMS)["programs"], time.time()
+    rows = [(now_s - row["age_s"], row) for row in living]
+    rows += [(row["began_at_s"], row) for row in gateway.get(f"/history?limit={MAX_ENDED}")["programs"]]
     return [row for _, row in sorted(rows, key=lambda each: each[0], reverse=True)]
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 def seconds(value: float) -> str:
     """Format a duration (s) for people."""
     if 0 < value < 0.0005:
-        return "under 1 ms"
+        return "< 1 ms"
     if 0 < value < 0.0995:
         return f"{value * 1000:.0f} ms"
     if 0 < value < 0.995:

@@ -115,6 +115,7 @@ def test_a_long_queue_is_named_in_part_and_counted() -> None:
     ("fields", "short_of", "words"),
     [
         ({}, "slots", "All 2 slots are taken."),
+        ({"slots": 1}, "slots", "The only slot is taken."),
         (
             {"slots": 8, "is_block_short": True},
             "kv_blocks",

@@ -204,7 +204,7 @@ def _program_text(program: ProgramAhead, *, has_levels: bool) -> str:
 
 def _shortage_text(short_of: str | None, snapshot: EngineSnapshot) -> str:
     if short_of == "slots":
-        return f"All {_count(snapshot.slots, 'slot')} are taken."
+        return f"All {snapshot.slots} slots are taken." if snapshot.slots > 1 else "The only slot is taken."
     if short_of == "kv_blocks":
         used = f"{snapshot.kv_used_blocks} of {snapshot.kv_total_blocks} blocks"
         return f"Slots are free, but KV memory is not: {used} are in use."
