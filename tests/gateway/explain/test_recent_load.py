@@ -109,6 +109,16 @@ def test_calls_become_rates_shares_and_totals(load: RecentLoad, clock: Clock) ->
     assert known(series.values["preemptions_per_minute"]) == [0.0, 6 * 60 / PERIOD_S, 0.0]
 
 
+def test_a_call_of_unknown_cached_tokens_leaves_their_share_alone(load: RecentLoad, clock: Clock) -> None:
+    load.on_call_settled(settled_call(prompt_tokens=100, cached_tokens=None))
+    sample(load, clock)
+    assert load.series(900.0).totals.cached_share is None
+    load.on_call_settled(settled_call(prompt_tokens=100, cached_tokens=60))
+    sample(load, clock)
+
+    assert load.series(900.0).totals.cached_share == pytest.approx(0.6)
+
+
 def test_programs_are_counted_for_a_minute_after_their_end(load: RecentLoad, clock: Clock) -> None:
     sample(load, clock)
     for duration_s in (1.0, 2.0, 9.0):

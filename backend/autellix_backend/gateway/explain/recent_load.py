@@ -53,6 +53,8 @@ class _Costs(NamedTuple):
     failed_calls: float = 0.0
     """Without those that their clients gave up."""
     prompt_tokens: float = 0.0
+    looked_up_tokens: float = 0.0
+    """Those of calls whose engine reported how many it found in its cache."""
     cached_tokens: float = 0.0
     output_tokens: float = 0.0
     preemptions: float = 0.0
@@ -82,7 +84,7 @@ class LoadTotals:
     """Tokens of settled calls over the range, or over the part of it with samples."""
     output_tokens_per_s: float | None
     cached_share: float | None
-    """The share of their prompt tokens found in the prefix cache."""
+    """The share of prompt tokens found in the prefix cache, of engines that report it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,9 +119,10 @@ class RecentLoad:
         costs[1] += call.outcome in _FAILURES
         if usage is not None:
             costs[2] += usage.prompt_tokens
-            costs[3] += usage.cached_tokens or 0
-            costs[4] += usage.output_tokens
-        costs[5] += call.receipt.preemptions or 0
+            costs[3] += 0 if usage.cached_tokens is None else usage.prompt_tokens
+            costs[4] += usage.cached_tokens or 0
+            costs[5] += usage.output_tokens
+        costs[6] += call.receipt.preemptions or 0
 
     def on_program_ended(self, ended_at_s: float, duration_s: float) -> None:
         """Count a program that ended (s since 1970), and its time from first arrival to last answer."""
@@ -233,8 +236,8 @@ def _totals(rows: Sequence[Sequence[float]], durations: list[float]) -> LoadTota
 
 
 def _share(rows: Sequence[Sequence[float]]) -> float | None:
-    prompt_tokens = _sum(rows, "prompt_tokens")
-    return _sum(rows, "cached_tokens") / prompt_tokens if prompt_tokens else None
+    looked_up_tokens = _sum(rows, "looked_up_tokens")
+    return _sum(rows, "cached_tokens") / looked_up_tokens if looked_up_tokens else None
 
 
 def quantile(values: Sequence[float], part: float) -> float | None:

@@ -148,7 +148,8 @@ function factsOfProgram(timeline) {
   const sum = (read) => timeline.calls.reduce((total, call) => total + (read(call) ?? 0), 0);
   const prompt = sum((call) => call.prompt_tokens);
   const cached = sum((call) => call.cached_tokens);
-  return factList([
+  const lookedUp = sum((call) => (call.cached_tokens === null ? 0 : call.prompt_tokens));
+  const facts = factList([
     ["Id", timeline.program_id],
     ["Began", clockTime(timeline.began_at_s)],
     [timeline.state === "ended" ? "Took" : "So far", seconds(timeline.duration_s)],
@@ -157,10 +158,12 @@ function factsOfProgram(timeline) {
     ["Waited, all calls", seconds(sum(waitOf))],
     ["Preemptions", count(sum((call) => call.preemptions))],
     ["Prompt tokens", count(prompt)],
-    ["Cached", prompt ? share(cached / prompt) : UNKNOWN],
+    ["Cached", lookedUp ? share(cached / lookedUp) : UNKNOWN],
     ["Output tokens", count(sum((call) => call.output_tokens))],
     ["Not shown", timeline.left_out ? `${oneOrMany(timeline.left_out, "call")}, too many to keep` : null],
   ]);
+  facts.classList.add("with-id");
+  return facts;
 }
 
 function spentBar(spent, whole) {

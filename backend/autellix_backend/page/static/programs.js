@@ -44,7 +44,7 @@ const LIVE_COLUMNS = [
   number("active_calls", "Open", (row) => row.active_calls, count, { hint: "Calls that wait or run", isMinor: true }),
   number("finished_calls", "Done", (row) => row.finished_calls, count, { hint: "Calls that were answered", isMinor: true }),
   THREADS,
-  number("kv_share", "KV", (row) => row.kv_share, share, { hint: "Share of its engines' KV blocks that its calls hold", isMinor: true }),
+  number("kv_share", "KV", (row) => row.kv_share, share, { hint: "Share of its engines' KV blocks that its calls hold", isMinor: true, isShown: (rows) => rows.some((row) => isKnown(row.kv_share)) }),
   TOKENS,
   number("age", "Age", (row) => row.age_s, wholeSeconds, { hint: "Since its first call", isMinor: true }),
   ENGINE,
