@@ -132,7 +132,7 @@ def test_a_call_in_its_engines_queue_at_the_gateway_waits_there(
 ) -> None:
     call = open_call("key-3", since_s=NOW - 2.0, wait_s=0.5)
     present = overview(
-        call, last=snapshot(RUNS), why_queued=lambda _: "it is full", waits_for_memory=lambda _: for_memory
+        call, last=snapshot(RUNS), is_queued=lambda _: True, waits_for_memory=lambda _: for_memory
     )
     place = present.place_of(call)
 

@@ -237,7 +237,11 @@ def test_a_policy_without_levels_has_no_bounds() -> None:
         ),
         (Overview((open_call(),), {}, NOW), "that engine has left the pool"),
         (
-            overview(open_call(since_s=NOW - 3.0), why_queued=lambda _: "all 8 slots of e are taken"),
+            overview(
+                open_call(since_s=NOW - 3.0),
+                is_queued=lambda _: True,
+                why_queued=lambda _: "all 8 slots of e are taken",
+            ),
             "It has waited 3.0 s at the gateway: all 8 slots of e are taken.",
         ),
     ],

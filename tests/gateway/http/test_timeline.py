@@ -18,9 +18,9 @@ PROGRAMS = "/autellix/v1/programs"
 BEGAN = NOW - 5.0
 
 
-def parts(*, last: Any = None, why_queued: Any = lambda _: None, **fields: Any) -> list[tuple[str, float]]:
+def parts(*, last: Any = None, is_queued: bool = False, **fields: Any) -> list[tuple[str, float]]:
     call = open_call(**fields)
-    view = overview(call, last=last, why_queued=why_queued)
+    view = overview(call, last=last, is_queued=lambda _: is_queued)
     found = open_spans(call, view, origin_s=BEGAN - 1.0)
     assert [span.start_s for span in found] == [1.0, *(span.finish_s for span in found[:-1])]
     return [(span.kind.value, round(span.finish_s - 1.0, 6)) for span in found]
@@ -32,7 +32,7 @@ def in_engine(**fields: Any) -> Any:
 
 
 def test_a_call_at_the_gateway_waits() -> None:
-    assert parts(why_queued=lambda _: "all slots are taken") == [("waiting", 5.0)]
+    assert parts(is_queued=True) == [("waiting", 5.0)]
 
 
 def test_a_call_of_an_engine_that_tells_nothing_is_in_it() -> None:

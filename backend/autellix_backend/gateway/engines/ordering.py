@@ -80,6 +80,10 @@ class ArrivalOrdering:
         """Return why a queued call's program is not active; None if it is."""
         return None
 
+    def is_inactive(self, key: str) -> bool:  # noqa: ARG002
+        """Return whether a queued call's program is not active."""
+        return False
+
     def working_set(self) -> AdmissionSnapshot | None:
         """Return the estimated working set; None without admission."""
         return None
@@ -174,8 +178,12 @@ class PolicyOrdering:
         self._last_tokens.pop(program_id, None)
         self._machine.end_program(program_id, now)
 
+    def is_inactive(self, key: str) -> bool:
+        """Return whether the call's program is not active."""
+        return self._machine.admission.memory is not None and not self._machine.call(key).is_admitted
+
     def inactive(self, key: str) -> Inactive | None:
-        """Return why the call's program is not active."""
+        """Return why the call's program is not active; takes a pass over the programs."""
         memory = self._machine.admission.memory
         call = self._machine.call(key)
         if memory is None or call.is_admitted:

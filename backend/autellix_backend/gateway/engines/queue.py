@@ -94,10 +94,13 @@ class EngineQueue:
             return f"it waits for KV memory: {inactive.text} ({ESTIMATED})"
         return f"the calls in flight at {self.engine} have reached the limit of {self.ordering.slots}"
 
+    def is_queued(self, key: str) -> bool:
+        """Whether a call waits here."""
+        return key in self._queued
+
     def waits_for_memory(self, key: str) -> bool:
         """Whether a call waits here because its program is inactive."""
-        is_queued = key in self._queued and self._obstacle() is None
-        return is_queued and self.ordering.inactive(key) is not None
+        return key in self._queued and self._obstacle() is None and self.ordering.is_inactive(key)
 
     @property
     def in_flight(self) -> int:

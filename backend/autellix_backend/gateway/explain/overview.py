@@ -63,6 +63,8 @@ class EngineView:
     """The working set in its last snapshot; None where every program may run."""
     estimated_memory: MemoryReport | None = None
     """The working set as the gateway estimates it for an engine without snapshots."""
+    is_queued: Callable[[str], bool] = lambda _: False
+    """Returns whether the call of a key waits at the gateway."""
     why_queued: Callable[[str], str | None] = lambda _: None
     """Returns why the call of a key waits at the gateway; None once the call was sent."""
     waits_for_memory: Callable[[str], bool] = lambda _: False
@@ -82,6 +84,7 @@ def engine_view(handle: EngineHandle) -> EngineView:
         slots=handle.slots,
         memory=handle.snapshots.memory if is_up else None,
         estimated_memory=handle.memory if is_up and handle.snapshots.merged is None else None,
+        is_queued=handle.queue.is_queued,
         why_queued=handle.queue.why_queued,
         waits_for_memory=handle.queue.waits_for_memory,
     )
@@ -110,7 +113,7 @@ class Overview:
         sent: dict[str, list[GatewayCall]] = {}
         for call in calls:
             self._calls.setdefault(call.start.program_id, []).append(call)
-            if self.why_queued(call) is None and self.in_engine(call) is None:
+            if self.in_engine(call) is None and not self.is_queued(call):
                 sent.setdefault(call.engine, []).append(call)
         for name, unseen in sent.items():
             self._unseen.update(_unseen_states(unseen, engines.get(name)))
@@ -131,6 +134,11 @@ class Overview:
         """Return the snapshot of the call's data-parallel rank."""
         return self._in_engines.get(call.engine_key, _ABSENT)[1]
 
+    def is_queued(self, call: GatewayCall) -> bool:
+        """Return whether a call waits at the gateway."""
+        engine = self.engines.get(call.engine)
+        return engine is not None and engine.is_queued(call.start.key)
+
     def why_queued(self, call: GatewayCall) -> str | None:
         """Return why a call waits at the gateway; None once it was sent."""
         engine = self.engines.get(call.engine)
@@ -140,7 +148,7 @@ class Overview:
         """Return where an open call is."""
         engine = self.engines.get(call.engine)
         entry, snapshot = self.in_engine(call), self.rank_of(call)
-        if engine is not None and engine.why_queued(call.start.key) is not None:
+        if engine is not None and engine.is_queued(call.start.key):
             for_memory = engine.waits_for_memory(call.start.key)
             state = ProgramState.WAITING_FOR_MEMORY if for_memory else ProgramState.WAITING_FOR_SLOT
             state_s = self.now - call.since_s
