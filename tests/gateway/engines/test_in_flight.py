@@ -61,6 +61,24 @@ def test_the_bound_is_the_batch_and_a_few_calls_that_wait(slots: int) -> None:
     assert client.bound.running == slots
 
 
+def test_calls_that_were_sent_before_do_not_lower_the_bound_further() -> None:
+    """They may take minutes to leave."""
+    bound = LearnedBound()
+    for sent in (*[40] * 8, *range(40, 5, -1)):
+        bound.observe(QueueLengths(running=4, waiting=sent - 4), sent, is_held=True)
+    assert bound.calls == 4 + 2
+
+
+def test_an_engine_that_runs_dry_now_and_then_gets_more_calls() -> None:
+    """Where the way to it is slow, two calls that wait there are soon gone."""
+    client = Client(40, LearnedBound())
+    settle(4, client)
+    dry = QueueLengths(running=3, waiting=0)
+    for reading in (dry, QueueLengths(running=4, waiting=3)) * 4:
+        client.bound.observe(reading, client.calls, is_held=True)
+    assert client.bound.calls == 6 + 4
+
+
 def test_without_a_queue_in_the_engine_there_is_no_bound() -> None:
     bound = LearnedBound()
     for running in (3, 17, 200):

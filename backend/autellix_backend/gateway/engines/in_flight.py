@@ -21,6 +21,8 @@ PERIOD_S = 0.5
 SPARE_SHARE = 16
 """Running calls for each of which one may wait in the engine: it takes a slot as soon as that is free, which
 the gateway learns a round trip later."""
+READINGS = 4
+"""The readings after which a bound falls."""
 MIN_SPARE = 2
 """The calls that may wait there at least: in a small batch several calls often end in one step."""
 OTHERS_SHARE = 2
@@ -32,8 +34,9 @@ class LearnedBound:
     """A bound on calls in flight that keeps the engine's batch full and its queue short. Pure.
 
     A bound that is too low leaves slots idle; one that is too high only leaves the order of some calls to the
-    engine. So the bound falls only if more calls than the spare ones wait in the engine at two readings, and
-    no more run at the second. It grows, faster at each reading, while none waits there and calls wait here.
+    engine. So the bound falls only by what waited in the engine at each of several readings, without the
+    spare calls, and not while more and more calls run. It grows, faster at each reading, while none waits
+    there and calls wait here. The slower the way to the engine, the more calls it keeps there.
     """
 
     def __init__(self) -> None:
@@ -42,12 +45,13 @@ class LearnedBound:
         self.is_shared = False
         """Whether it is infinite because most calls at the engine are not ours."""
         self._growth = 1
-        self._last: QueueLengths | None = None
+        self._last: list[QueueLengths] = []
+        """The last readings."""
 
     @property
     def running(self) -> float:
         """The calls that ran at the last reading while others waited there; infinity if none waited."""
-        return self._last.running if self._last is not None and self._last.waiting else math.inf
+        return self._last[-1].running if self._last and self._last[-1].waiting else math.inf
 
     def observe(self, seen: QueueLengths, in_flight: int, *, is_held: bool) -> None:
         """Adjust the bound to a reading.
@@ -57,22 +61,26 @@ class LearnedBound:
             in_flight: Our calls there.
             is_held: Whether calls wait here for the bound.
         """
-        last, self._last = self._last, seen
+        self._last = [*self._last[1 - READINGS :], seen]
         total = max(in_flight, seen.running + seen.waiting)
         spare = max(MIN_SPARE, seen.running // SPARE_SHARE)
         self.is_shared = seen.waiting > spare and total - in_flight > OTHERS_SHARE * in_flight
         if self.is_shared:
             self.calls = math.inf
-        elif last is not None and seen.waiting > spare and last.waiting > spare:
-            if 0 < seen.running <= last.running:
-                # Ours is a share of what runs: other gateways have the rest.
-                self.calls = max(1, math.ceil(in_flight / total * (seen.running + spare)))
-            self._growth = 1
         elif is_held and not seen.waiting:
             self.calls += self._growth
             self._growth *= 2
         else:
             self._growth = 1
+            self._shrink(in_flight, in_flight / max(1, total), spare)
+
+    def _shrink(self, in_flight: int, share: float, spare: int) -> None:
+        """Lower the bound by our share of what waited at each of the last readings."""
+        excess = min(reading.waiting for reading in self._last) - spare
+        first, last = self._last[0].running, self._last[-1].running
+        if len(self._last) == READINGS and excess > 0 and 0 < last <= first:
+            # Calls beyond an earlier, lower bound may still have to leave.
+            self.calls = max(1, min(self.calls, in_flight - math.floor(share * excess)))
 
 
 class InFlightBound:
