@@ -1,9 +1,9 @@
 """The call graphs of generated programs: one function for each kind.
 
-The tree follows LATS as run on HotpotQA (see docs/workloads.md for the measured likeness). A round samples
-`TREE_WIDTH` answers to one prompt, so the samples after the first repeat it all but for its last block. Then
-some answers are valued, and after a lost trajectory one call reflects. The next round waits for all of that.
-Prompts of rounds and of values each begin with the same examples and continue with text of their own.
+The tree follows LATS as run on HotpotQA. A round samples `TREE_WIDTH` answers to one prompt, so the samples
+after the first repeat it all but for its last block. Then some answers are valued, and after a lost
+trajectory one call reflects. The next round waits for all of that. Prompts of rounds and of values each
+begin with the same examples and continue with text of their own.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from autellix_lab.workload.heavy_tail import HeavyTail
 from autellix_lab.workload.trace import ProgramTrace
 
 # Means and maxima of the calls, and means of the lengths, are the paper's; maxima of the lengths and of a
-# tree's calls, and all spreads, are ours, near those of ShareGPT, BFCL and LATS runs (see docs/workloads.md).
+# tree's calls, and all spreads, are ours, near those of ShareGPT, BFCL and LATS runs.
 SHAPES: dict[str, WorkloadShape] = {
     "chat": WorkloadShape(HeavyTail(6.66, 80, 0.9), HeavyTail(256, 2048, 1.0), HeavyTail(277, 2048, 0.8)),
     "react": WorkloadShape(
