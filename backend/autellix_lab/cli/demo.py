@@ -17,6 +17,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
 from autellix_backend.cli.arguments import above_zero, count
 from autellix_backend.core.names import LIVE_POLICY_NAMES
@@ -95,7 +96,8 @@ def run(args: argparse.Namespace) -> int:
     if not report["lost_calls"]:
         write_picture(options.out / "comparison.png", [item.load for item in found])
     for line in last_screen(options, found, report, time.monotonic() - start_s):
-        console.print(line, highlight=False)
+        # Paths stay whole, so that they can be copied.
+        console.print(line, highlight=False, soft_wrap=isinstance(line, Text))
     if args.json:
         print(json.dumps(report))
     return 1 if report["lost_calls"] else 0

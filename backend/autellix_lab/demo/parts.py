@@ -1,4 +1,4 @@
-"""The parts of the demo: coding sessions with scarce KV memory, and mixed programs with scarce slots."""
+"""The parts of the demo: programs with lists of tools and scarce KV memory, mixed ones with scarce slots."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from autellix_lab.workload.trace import ProgramTrace
 from autellix_lab.workload.trace_files import read_programs
 
 MAX_CONTEXT_TOKENS = 2048
-MAX_SCARCE_CONTEXT_TOKENS = 7800
-"""Where KV memory is scarce, contexts may be almost as long as the demo model takes."""
+MAX_SCARCE_CONTEXT_TOKENS = 4000
+"""Where KV memory is scarce, contexts are longer; a fiftieth of the 180,000 at which recorded sessions begin
+again is a little less."""
 BLOCK_TOKENS = 32
 """KV block size, about as on GPUs: vLLM's 128 on a CPU exceed many of the demo's prompts."""
 MEMORY_WARM_UPS = 2
@@ -46,8 +47,9 @@ GOALS: Mapping[str, Goals] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
-    """How the programs of the scarce-memory part are made to fit the demo's engine."""
+    """The programs of the scarce-memory part, and how they are made to fit the demo's engine."""
 
+    title: str
     calls: float
     new_tokens: float
     """Factor on what each call adds, beside `lengths`: fewer calls that add more keep a context's length."""
@@ -59,12 +61,28 @@ class Scale:
 
 
 SCARCE: Mapping[str, Scale] = {
+    # Gaps keep their ratio to the answers.
+    "tools": Scale(
+        title="agents with shared lists of tools",
+        calls=1.0,
+        new_tokens=1.0,
+        lengths=0.25,
+        gaps=0.25,
+        rho=1.0,
+        kv_blocks=180,
+    ),
     # A fiftieth of recorded sessions on Llama 3.1 70B with four A100, KV memory included: contexts, outputs
     # and what sessions share keep their ratios. Gaps keep about the ratio that they have there to the time in
     # which the engine prefills all of its KV memory. All sessions arrive within a few seconds.
-    "coding": Scale(calls=0.25, new_tokens=4.0, lengths=0.02, gaps=0.005, rho=10.0, kv_blocks=293),
-    # Gaps keep their ratio to the answers.
-    "tools": Scale(calls=1.0, new_tokens=1.0, lengths=0.25, gaps=0.25, rho=1.0, kv_blocks=180),
+    "coding": Scale(
+        title="coding sessions",
+        calls=0.25,
+        new_tokens=4.0,
+        lengths=0.02,
+        gaps=0.005,
+        rho=10.0,
+        kv_blocks=293,
+    ),
 }
 """The workloads of the scarce-memory part."""
 
@@ -78,9 +96,9 @@ class DemoOptions:
     workload: str = "mixed"
     trace: Path | None = None
     programs: int = 39
-    kv_workload: str = "coding"
+    kv_workload: str = "tools"
     """Of `SCARCE`: what runs where KV memory is scarce."""
-    kv_programs: int = 24
+    kv_programs: int = 32
     length_scale: float = 0.25
     tree_scale: float = 0.2
     rho: float = 2.0
@@ -102,8 +120,8 @@ class Part:
     """A load that is played on engines of one kind, and how these are warmed up and calibrated."""
 
     name: str
-    kind: str
-    """Of its programs, in words."""
+    title: str
+    """Of its programs."""
     load: Load
     length_scale: float
     kv_blocks: int | None
@@ -141,7 +159,9 @@ def _slots(options: DemoOptions) -> Part:
     ]
     return Part(
         name="slots",
-        kind=f"{options.workload} programs" if options.trace is None else f"programs of {options.trace.name}",
+        title=f"{options.workload} programs"
+        if options.trace is None
+        else f"programs of {options.trace.name}",
         load=Load(name=SLOTS, rho=options.rho, programs=programs),
         length_scale=options.length_scale,
         kv_blocks=None,
@@ -175,7 +195,7 @@ def _memory(options: DemoOptions) -> Part:
     rho = scale.rho if options.kv_rho is None else options.kv_rho
     return Part(
         name="memory",
-        kind=f"{kind} sessions" if kind == "coding" else f"{kind} programs",
+        title=scale.title,
         load=Load(name=MEMORY, rho=rho, programs=programs),
         length_scale=scale.lengths,
         kv_blocks=kv_blocks,

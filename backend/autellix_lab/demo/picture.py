@@ -58,7 +58,7 @@ def _draw_panel(axis: Any, load: LoadComparison) -> None:
             places.append(place)
             labels.append(policy)
     axis.set_title(panel_title(load), fontsize=12, fontweight="bold", loc="left", pad=8)
-    axis.set_xlabel("seconds; bars are medians of the rounds, dots are rounds")
+    axis.set_xlabel("seconds; bars and ratios are medians of the rounds, dots are rounds")
     axis.set_xlim(0, 1.35 * axis.get_xlim()[1])
     axis.set_ylim(min(places) - 0.6, 1.1)
     axis.set_yticks(places, labels)

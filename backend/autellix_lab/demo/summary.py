@@ -30,7 +30,7 @@ REPORT_WIDTH = 150
 def last_screen(
     options: DemoOptions, found: Sequence[PartComparison], report: Mapping[str, Any], duration_s: float
 ) -> Iterator[RenderableType]:
-    """Yield what the demo ends with: what ran, the figures that matter, a sentence, the files."""
+    """Yield what the demo ends with: what ran, the figures that matter, a sentence, and the files as Text."""
     policies = " and ".join(map(named, options.policies))
     rounds = "1 round" if options.rounds == 1 else f"{options.rounds} rounds"
     yield f"\nThe same agents on real vLLM under {policies}: {rounds}, {duration_s / 60:.1f} minutes."
@@ -46,8 +46,8 @@ def last_screen(
             name = f"{policy}: " if len(options.policies) > 2 else ""
             yield f"\n{name}{verdict(mean_ratios(loads, policy))}"
         yield ""
-        yield _path("Picture:", options.out / "comparison.png")
-    yield _path("Report: ", options.out / "report.txt")
+        yield Text(f"Picture: {options.out / 'comparison.png'}")
+    yield Text(f"Report:  {options.out / 'report.txt'}")
 
 
 def write_details(path: Path, found: Sequence[PartComparison], report: Mapping[str, Any]) -> None:
@@ -141,12 +141,7 @@ def _finished(ratio: float) -> str:
     return f"took {rounded:.2f} times as long"
 
 
-def _path(title: str, path: Path) -> Text:
-    """Return a line that no terminal breaks, so that the path can be copied."""
-    return Text(f"{title} {path}", no_wrap=True, overflow="ignore")
-
-
 def _description(item: PartComparison) -> str:
     part = item.part
-    memory = "" if part.kv_tokens is None else f", KV memory for {part.kv_tokens:,} tokens"
-    return f"{part.load.name}: {len(part.load.programs)} {part.kind} of {part.load.calls} calls{memory}"
+    memory = "" if part.kv_tokens is None else f" ({part.kv_tokens:,} tokens)"
+    return f"{part.load.name}{memory}: {len(part.load.programs)} {part.title}, {part.load.calls} calls"

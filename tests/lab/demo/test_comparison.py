@@ -18,7 +18,7 @@ from autellix_lab.bench.results import CallResult
 from autellix_lab.cli import demo
 from autellix_lab.demo import comparison as module
 from autellix_lab.demo.comparison import comparison_report, run_parts
-from autellix_lab.demo.parts import DemoOptions, demo_parts
+from autellix_lab.demo.parts import SCARCE, DemoOptions, demo_parts
 
 STEP_S = 0.01
 
@@ -102,7 +102,20 @@ def test_each_part_has_engines_of_its_own(options: DemoOptions) -> None:
     assert (FakeBackend.alive, FakeBackend.most_alive) == (0, 2)
     for name, settings in FakeBackend.settings.items():
         arguments = " ".join(settings["engine"]["extra_args"])
-        assert ("--num-gpu-blocks-override 293" in arguments) == name.startswith("memory")
+        assert ("--num-gpu-blocks-override 180" in arguments) == name.startswith("memory")
+
+
+@pytest.mark.parametrize("workload", SCARCE)
+def test_engines_take_the_longest_context_of_their_part(options: DemoOptions, workload: str) -> None:
+    """Prompts have their lengths within the tokenizer's rounding, so an engine takes some tokens more."""
+    options = dataclasses.replace(options, kv_workload=workload)
+    play(options)
+
+    for part in demo_parts(options):
+        longest = max(call.context_tokens for program in part.load.programs for call in program.calls)
+        for policy in options.policies:
+            arguments = FakeBackend.settings[f"{part.name}-{policy}"]["engine"]["extra_args"]
+            assert int(arguments[arguments.index("--max-model-len") + 1]) >= longest + 64
 
 
 def test_boost_comes_with_admission_and_no_levels(options: DemoOptions) -> None:

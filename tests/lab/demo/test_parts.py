@@ -77,7 +77,8 @@ def prefix_tokens(programs: Sequence[ProgramTrace]) -> int:
 
 def test_contexts_are_more_than_twice_the_memory_and_each_of_them_fits(memory: Part) -> None:
     programs, kv_tokens = memory.load.programs, memory.kv_tokens or 0
-    assert kv_tokens == (SCARCE[memory.kind.split()[0]].kv_blocks - 1) * BLOCK_TOKENS
+    blocks = {scale.title: scale.kv_blocks for scale in SCARCE.values()}
+    assert kv_tokens == (blocks[memory.title] - 1) * BLOCK_TOKENS
     assert prefix_tokens(programs) + sum(own_tokens(programs).values()) > 2 * kv_tokens
     for program in programs:
         assert max(call.context_tokens for call in program.calls) <= MAX_SCARCE_CONTEXT_TOKENS
@@ -89,7 +90,7 @@ def test_contexts_are_more_than_twice_the_memory_and_each_of_them_fits(memory: P
 
 def test_coding_sessions_keep_the_ratios_of_recorded_ones(options: DemoOptions) -> None:
     """A fiftieth of Llama 3.1 70B on four A100: contexts, memory, outputs and what the sessions share."""
-    memory = demo_parts(options)[0]
+    memory = demo_parts(dataclasses.replace(options, kv_workload="coding"))[0]
     full = [
         fit_program(program, length_scale=1.0, max_context_tokens=200_000)
         for program in generate_shaped("coding", SHAPES["coding"], 100, options.seed)
@@ -108,9 +109,9 @@ def test_coding_sessions_keep_the_ratios_of_recorded_ones(options: DemoOptions) 
     assert memory.kv_tokens == pytest.approx(gpu_tokens / 50, rel=0.01)
 
 
-def test_coding_sessions_hold_three_to_six_times_the_memory_at_once(options: DemoOptions) -> None:
+def test_24_coding_sessions_hold_three_to_six_times_the_memory_at_once(options: DemoOptions) -> None:
     """Simulated under fcfs, at about the rate that the demo measures."""
-    memory = demo_parts(options)[0]
+    memory = demo_parts(dataclasses.replace(options, kv_workload="coding", kv_programs=24))[0]
     programs, kv_tokens = memory.load.programs, memory.kv_tokens or 0
     model = EngineModel(
         max_num_seqs=options.max_num_seqs,
@@ -157,7 +158,7 @@ def test_programs_of_a_trace_have_scarce_slots(options: DemoOptions, tmp_path: P
     trace = tmp_path / "own.jsonl"
     write_traces(trace, generate_programs("chat", 3, seed=1))
     slots = demo_parts(dataclasses.replace(options, trace=trace))[1]
-    assert slots.kind == "programs of own.jsonl"
+    assert slots.title == "programs of own.jsonl"
     assert len(slots.load.programs) == 3
 
 

@@ -126,7 +126,8 @@ def test_the_last_screen_is_short_and_has_the_four_figures_of_both_parts() -> No
     assert len(lines) <= 25
     assert max(len(line) for line in lines) <= 80
     assert (
-        f"- scarce KV memory: 4 coding sessions of {PARTS[0].load.calls} calls, KV memory for 9,344" in text
+        f"- scarce KV memory (5,728 tokens): 4 agents with shared lists of tools, {PARTS[0].load.calls} calls"
+        in text
     )
     for title in ("program latency, mean (s)", "program latency, p95 (s)", "time per token, mean (ms)"):
         assert sum(title in line and "0.50 1.20 0.60" in line for line in lines) == 2
