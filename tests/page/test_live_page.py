@@ -353,7 +353,7 @@ def test_all_that_is_drawn_is_in_a_legend(stage: Stage, browser: BrowserThread) 
         for program_id in ("research-7", "late-1"):
             await page.goto(f"{stage.url}/autellix/#/program/{program_id}")
             await page.get_by_role("heading", name="research").wait_for()
-            await until_text(page.locator(".facts dd"), program_id)
+            await until_text(page.locator(".title-row"), program_id)
             drawn, explained = await page.evaluate(DRAWN_AND_EXPLAINED)
             assert len(set(drawn)) > 3
             assert set(drawn) <= set(explained)
@@ -400,7 +400,7 @@ def test_ids_and_tools_are_told_apart(stage: Stage, browser: BrowserThread) -> N
         assert sorted(await links.all_inner_texts()) == ["…488b489-563", "…488b489-564"]
         await page.locator("td[title='program-8e518f680488b489-563'] a").click()
         await until_text(page.locator(".title-row"), "research")
-        await until_text(page.locator(".title-row"), "…488b489-563")
+        await until_text(page.locator(".title-row"), "program-8e518f680488b489-563")
         labels = await page.locator(".dag text").all_text_contents()
         assert labels == [f"…043f14be2-{number}" for number in range(4)]
         await until_text(page.get_by_role("table", name="Calls"), "calc 0.25 s")

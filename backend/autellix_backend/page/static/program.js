@@ -3,7 +3,7 @@
 import { stackedBar } from "./bars.js";
 import { Dag } from "./dag.js";
 import { apart, el, factList, legendOf, setText } from "./dom.js";
-import { clockTime, count, isKnown, oneOrMany, programName, seconds, share, shortId, threadName, toolsText, UNKNOWN } from "./format.js";
+import { clockTime, count, oneOrMany, programName, seconds, share, shortId, threadName, toolsText, UNKNOWN } from "./format.js";
 import { callEnd, Gantt, PART_NAMES, STRIPED } from "./gantt.js";
 import { noAnswer, poll } from "./polling.js";
 import { isNarrow, shortState, stateText } from "./states.js";
@@ -56,7 +56,7 @@ export class ProgramView {
       number("prefill", "Prefill", (call) => sumOf(call, ["prefill"]), (call) => seconds(sumOf(call, ["prefill"])), { isShown: hasSpans("prefill") }),
       number("decode", "Decode", (call) => sumOf(call, ["decode"]), (call) => seconds(sumOf(call, ["decode"])), { isShown: hasSpans("decode") }),
       number("preemptions", "Preempted", (call) => call.preemptions, (call) => count(call.preemptions), { hint: "How often it lost its slot", isShown: (calls) => calls.some((call) => call.preemptions) }),
-      number("level", "Level", (call) => call.level, (call) => count(call.level), { hint: "Queue level; 1 runs first", isShown: (calls) => calls.some((call) => isKnown(call.level)) }),
+      number("level", "Level", (call) => call.level, (call) => count(call.level), { hint: "Queue level; 1 runs first", isShown: (calls) => calls.some((call) => call.level > 1) }),
       number("tokens", "Tokens in/out", (call) => (call.prompt_tokens ?? 0) + (call.output_tokens ?? 0), tokensOf),
       { key: "parents", title: "Parents", isMinor: true, value: parentsOf, text: parentsOf, hover: (call) => (call.parents ?? []).join(", "), isShown: (calls) => calls.some((call) => call.parents?.length) },
       { key: "engine", title: "Engine", isMinor: true, value: (call) => call.engine, text: (call) => call.engine || UNKNOWN, isShown: (calls) => new Set(calls.map((call) => call.engine)).size > 1 },
@@ -121,7 +121,7 @@ export class ProgramView {
     this.content.hidden = false;
     const name = programName(timeline);
     this.name.replaceChildren(apart(name || timeline.program_id));
-    setText(this.tail, name ? shortId(timeline.program_id) : "");
+    setText(this.tail, name ? timeline.program_id : "");
     setText(this.state, timeline.state_text ?? stateText(timeline.state));
     setText(this.callsHead, `Calls (${count(timeline.calls.length)})`);
     this.facts.replaceChildren(factsOfProgram(timeline));
@@ -149,8 +149,7 @@ function factsOfProgram(timeline) {
   const prompt = sum((call) => call.prompt_tokens);
   const cached = sum((call) => call.cached_tokens);
   const lookedUp = sum((call) => (call.cached_tokens === null ? 0 : call.prompt_tokens));
-  const facts = factList([
-    ["Id", timeline.program_id],
+  return factList([
     ["Began", clockTime(timeline.began_at_s)],
     [timeline.state === "ended" ? "Took" : "So far", seconds(timeline.duration_s)],
     ["Calls", count(timeline.calls.length + timeline.left_out)],
@@ -162,8 +161,6 @@ function factsOfProgram(timeline) {
     ["Output tokens", count(sum((call) => call.output_tokens))],
     ["Not shown", timeline.left_out ? `${oneOrMany(timeline.left_out, "call")}, too many to keep` : null],
   ]);
-  facts.classList.add("with-id");
-  return facts;
 }
 
 function spentBar(spent, whole) {
