@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
-from tests.docs.pages import PAGES_READ, ROOT, Page
+from tests.docs.pages import PAGES_READ, ROOT, SHELLS, Page
 from tests.docs.parsers import BadCommandError, autellix_parser, check, check_options, script_parser
 
 from autellix_backend.gateway.tenancy.file import read_tenants
@@ -117,6 +117,13 @@ def check_targets(words: list[str]) -> None:
 @each_page
 def test_commands_parse(page: Page) -> None:
     assert problems_of(page.commands(), check_command) == []
+
+
+@each_page
+def test_commands_can_be_copied(page: Page) -> None:
+    """They have no prompts, and no comment that the site cuts at its right."""
+    comments = re.findall(r"^(?=.{89}).*(?:^| )# .*", "\n".join(page.fenced(*SHELLS)), re.MULTILINE)
+    assert page.prompts() + comments == []
 
 
 @each_current_page
