@@ -126,6 +126,14 @@ def test_of_a_call_that_no_snapshot_shows_the_working_set_decides(
     assert overview(call, last=last, memory=last.memory()).call_state(call) is expected
 
 
+def test_calls_that_no_snapshot_shows_fill_its_free_memory_in_the_order_of_sending() -> None:
+    last = with_memory(RUNS, used=500, slots=8)
+    calls = [open_call(f"n{at}", f"n{at}", prompt_tokens=200, sent_s=NOW - 1 + at / 10) for at in range(4)]
+    present = overview(*calls, last=last, memory=last.memory())
+
+    assert list(map(present.call_state, calls)) == [IN_ENGINE, IN_ENGINE, MEMORY, MEMORY]
+
+
 @pytest.mark.parametrize(("for_memory", "expected"), [(False, SLOT), (True, MEMORY)])
 def test_a_call_in_its_engines_queue_at_the_gateway_waits_there(
     for_memory: bool, expected: ProgramState

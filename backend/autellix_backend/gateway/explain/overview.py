@@ -261,17 +261,20 @@ def _unseen_states(calls: list[GatewayCall], engine: EngineView | None) -> Mappi
     """Return the states of calls that were sent to an engine, and that no snapshot shows."""
     if engine is None:
         return {}
-    free = _free_slots(engine)
+    free, taken_tokens = _free_slots(engine), 0
     states: dict[str, ProgramState] = {}
     for call in sorted(calls, key=_sent_order):
         if _has_ended(call):
             state = ProgramState.IN_ENGINE
-        elif call.first_bytes_s is not None or (free >= 1 and not _needs_memory(call, engine)):
+        elif call.first_bytes_s is not None:
             state = ProgramState.IN_ENGINE
             free -= 1
+        elif _needs_memory(call, engine, taken_tokens):
+            state = ProgramState.WAITING_FOR_MEMORY
         else:
-            for_memory = _needs_memory(call, engine)
-            state = ProgramState.WAITING_FOR_MEMORY if for_memory else ProgramState.WAITING_FOR_SLOT
+            state = ProgramState.IN_ENGINE if free >= 1 else ProgramState.WAITING_FOR_SLOT
+            free -= 1
+            taken_tokens += call.prompt_tokens
         states[call.start.key] = state
     return states
 
@@ -292,8 +295,11 @@ def _free_slots(engine: EngineView) -> float:
     return snapshot.slots - snapshot.running - max(0, snapshot.waiting - inactive)
 
 
-def _needs_memory(call: GatewayCall, engine: EngineView) -> bool:
-    """Return whether a call that was sent to an engine waits there for KV memory, by its last snapshot."""
+def _needs_memory(call: GatewayCall, engine: EngineView, taken_tokens: int) -> bool:
+    """Return whether a call that was sent to an engine waits there for KV memory, by its last snapshot.
+
+    `taken_tokens` are those of the calls that were sent since, and are active.
+    """
     snapshot, memory = engine.snapshot, engine.memory
     if snapshot is None:
         return False
@@ -305,5 +311,5 @@ def _needs_memory(call: GatewayCall, engine: EngineView) -> bool:
     program_id = call.start.program_id
     if program_id in memory.known:
         return program_id in memory.inactive
-    is_full = memory.active_tokens + call.prompt_tokens > memory.capacity_tokens
+    is_full = memory.active_tokens + taken_tokens + call.prompt_tokens > memory.capacity_tokens
     return is_full or memory.inactive_calls > 0
