@@ -88,7 +88,7 @@ function groupsOf(rows, isOpen) {
 }
 
 function groupOf(name, members, isOpen) {
-  const group = { group: name, program_id: `group ${name}`, isOpen, rows: members.map((row) => ({ ...row, isMember: true })) };
+  const group = { group: name, program_id: `group ${name}`, isOpen, rows: isOpen ? members.map((row) => ({ ...row, isMember: true })) : members };
   for (const field of SUMS) group[field] = valuesOf(members, field).reduce((sum, value) => sum + value, 0);
   for (const field of MEDIANS) group[field] = medianOf(valuesOf(members, field));
   group.ended_at_s = Math.max(...valuesOf(members, "ended_at_s"), 0);
