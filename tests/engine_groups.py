@@ -28,6 +28,7 @@ GROUPS = {
     "tests/lab/demo/test_live.py": "demo",
     "tests/gateway/engines/test_live_pool.py": "two engines",
     "tests/gateway/test_live_admission.py": "short engine",
+    "tests/gateway/engines/test_live_plain.py": "plain engine",
 }
 """The group of each file; where tests share an engine, it has the name of their fixture."""
 

@@ -1,0 +1,121 @@
+"""A real vLLM without our scheduler: the gateway learns its batch size, and orders the calls that wait."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import aiohttp
+import pytest
+from tests.drills.processes import Server, Spec
+from tests.gateway.test_live_links import START_S, client
+from tests.ports import free_port
+
+from autellix_backend.engines.probe import read_queue
+from autellix_backend.engines.vllm_command import VLLM_SERVER, environment_defaults
+from autellix_backend.settings import child_environment
+from autellix_lab.demo.model import DEMO_MODEL_NAME
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+
+SLOTS = 4
+PROGRAMS, CALLS = 16, 3
+MAX_WAITING = 4
+
+
+@pytest.fixture(scope="module")
+def plain(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    pytest.importorskip("vllm")
+    port = free_port()
+    options = ["--model", str(demo_model), "--served-model-name", DEMO_MODEL_NAME, "--enforce-eager"]
+    server = Server(
+        Spec(
+            name="vllm",
+            command=[*VLLM_SERVER, *options, "--max-num-seqs", str(SLOTS), "--port", str(port)],
+            port=port,
+            health_path="/health",
+            log=tmp_path_factory.mktemp("plain") / "vllm.log",
+            environment=child_environment(environment_defaults(str(demo_model), is_cpu=True)),
+            start_s=START_S,
+        )
+    )
+    try:
+        server.start()
+        yield server
+    finally:
+        server.kill()
+
+
+@pytest.fixture
+def before_it(plain: Server, tmp_path: Path) -> Iterator[Server]:
+    port = free_port()
+    serve = [sys.executable, "-m", "autellix_backend.cli.main", "serve", "--engine", plain.url]
+    server = Server(
+        Spec(
+            name="gateway",
+            command=[*serve, "--port", str(port)],
+            port=port,
+            health_path="/healthz",
+            log=tmp_path / "gateway.log",
+            environment={"AUTELLIX_CACHE_DIR": str(tmp_path)},
+            start_s=60.0,
+        )
+    )
+    try:
+        server.start()
+        yield server
+    finally:
+        server.kill()
+
+
+async def run_program(session: aiohttp.ClientSession, url: str, number: int) -> None:
+    """Make a few calls one after the other."""
+    body = {
+        "model": DEMO_MODEL_NAME,
+        "messages": [{"role": "user", "content": f"I am program {number}."}],
+        "max_tokens": 300,
+        "ignore_eos": True,
+    }
+    headers = {"X-Autellix-Program-ID": f"program-{number}"}
+    for _ in range(CALLS):
+        async with session.post(url + "/v1/chat/completions", json=body, headers=headers) as response:
+            assert response.status == 200
+
+
+async def engine_of(session: aiohttp.ClientSession, gateway: Server) -> dict[str, Any]:
+    async with session.get(gateway.url + "/autellix/v1/engines") as response:
+        [row] = (await response.json())["engines"]
+        found: dict[str, Any] = row
+        return found
+
+
+async def test_the_gateway_holds_the_calls_that_find_no_slot_in_a_plain_vllm(
+    plain: Server, before_it: Server
+) -> None:
+    async with client() as session:
+        row = await engine_of(session, before_it)
+        assert "ordered by the gateway (boost) once calls wait there" in row["scheduling"]
+        programs = [
+            asyncio.create_task(run_program(session, before_it.url, number)) for number in range(PROGRAMS)
+        ]
+        seen = []
+        while not all(program.done() for program in programs):
+            row, lengths = await asyncio.gather(engine_of(session, before_it), read_queue(plain.url, 10.0))
+            assert lengths is not None
+            seen.append((row["max_in_flight"], row["queued_calls"], lengths.running, lengths.waiting))
+            await asyncio.sleep(0.25)
+        await asyncio.gather(*programs)
+        row = await engine_of(session, before_it)
+    assert f"at most {row['max_in_flight']} calls in flight (learned)" in row["scheduling"]
+    held = [
+        (running, waiting) for bound, queued, running, waiting in seen if bound is not None and queued > 2
+    ]
+    assert len(held) >= 3, f"bound, queued here, running and waiting there: {seen}"
+    # The calls sent before the bound was learned still wait there at first.
+    settled = held[len(held) // 2 :]
+    assert median(waiting for _, waiting in settled) <= MAX_WAITING, seen
+    assert median(running for running, _ in settled) == SLOTS, seen
