@@ -11,6 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 from tests.gateway.agents import AGENTS, Task
+from tests.gateway.live_states import watch
 from tests.waiting import PATIENCE_S
 
 from autellix_backend.core.config import SchedulerConfig
@@ -60,9 +61,9 @@ async def test_answers_and_streams_carry_the_engines_own_numbers(live_engine: An
             assert receipt["service_s"] > 0
         program = await store.program("p")
         assert program is not None
-        assert program.service_s == pytest.approx(sum(receipt["service_s"] for receipt in receipts))
+        assert program.service_s == pytest.approx(sum(receipt["service_s"] for receipt in receipts), abs=2e-6)
         assert program.calls[1].end is not None
-        assert program.calls[1].end.inherited_service_s == pytest.approx(receipts[0]["service_s"])
+        assert program.calls[1].end.inherited_service_s == pytest.approx(receipts[0]["service_s"], abs=2e-6)
 
 
 async def test_all_choices_are_settled(live_engine: Any, listen: Any) -> None:
@@ -213,3 +214,15 @@ async def test_a_task_with_tools_is_one_program_by_vllms_own_ids(
                 programs.append(response.headers["X-Autellix-Program-ID"])
             task.take(answer)
         assert programs[0] == programs[1]
+
+
+async def test_programs_that_wait_for_a_slot_are_those_that_the_engine_keeps_waiting(
+    live_engine: Any, listen: Any
+) -> None:
+    async with gateway(live_engine, listen) as (url, _store, client):
+        body = await body_of(client, url, max_tokens=1500)
+        watched = await watch(url, live_engine.base_url, client, {f"p-{each}": body for each in range(12)})
+
+    watched.check()
+    assert (watched.states["waiting_for_memory"], watched.states["waiting_for_slot"] > 0) == (0, True)
+    assert max(seen.waiting for seen in watched.gateway) >= 8

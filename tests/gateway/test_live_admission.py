@@ -16,6 +16,7 @@ from typing import Any
 import aiohttp
 import pytest
 from tests.conftest import LIVE_STARTUP_S
+from tests.gateway.live_states import watch
 from tests.waiting import PATIENCE_S
 
 from autellix_backend.core.policies import make_policy
@@ -159,3 +160,26 @@ async def test_programs_wait_by_the_age_and_work_that_the_gateway_knows(
         needs = rf"It waits for KV memory: it needs [\d,]+ tokens, [\d,]+ of {CAPACITY:,} are free\."
         assert re.match(needs, reasons["old"])
         assert "has done 10,000,000 tokens of work: too much for a head start." in reasons["heavy"]
+
+
+async def test_programs_that_wait_for_memory_are_those_that_the_engine_keeps_waiting(
+    short_engine: VllmReplica, listen: Any
+) -> None:
+    """Slots are free; two of the contexts fit at once at most."""
+    async with backend(short_engine, listen) as rig, asyncio.timeout(4 * PATIENCE_S):
+        bodies = {
+            f"heavy-{number}": {
+                "model": DEMO_MODEL_NAME,
+                "messages": [
+                    {"role": "user", "content": " ".join(random_words(random.Random(f"heavy {number}"), 700))}
+                ],
+                "max_tokens": 700,
+                "ignore_eos": True,
+            }
+            for number in range(6)
+        }
+        watched = await watch(rig.url, short_engine.base_url, rig.client, bodies)
+
+    watched.check()
+    assert watched.states["waiting_for_memory"] > watched.states["waiting_for_slot"]
+    assert max(seen.waiting for seen in watched.gateway) >= 4
