@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 from tests.waiting import PATIENCE_S, wait_until
 
-from autellix_lab.demo.model import DEMO_MODEL_NAME, MARKER, VERSION
+from autellix_lab.demo.model import VERSION
+from autellix_lab.demo.model_folder import MARKER
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "chart-drill"
 
@@ -24,7 +25,7 @@ def drill(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     pytest.importorskip("helm_python", reason="Helm is not installed: `helm-python-sdk`")
     model = tmp_path / "model"
     model.mkdir()
-    identity = {"model": DEMO_MODEL_NAME, "version": VERSION, "seed": 0}
+    identity = {"model": "demo-model", "version": VERSION, "seed": 0}
     (model / MARKER).write_text(json.dumps(identity))
     process = subprocess.Popen(
         [str(SCRIPT), "--model", str(model), "--scenes", "-"],

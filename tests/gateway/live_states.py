@@ -14,6 +14,8 @@ import aiohttp
 WITHIN_S = 1.0
 """How far apart what the gateway and the engine say may be."""
 PERIOD_S = 0.05
+LEAST_STEADY = 10
+"""Readings at which the engine's numbers had not changed."""
 PROGRAMS = "/autellix/v1/programs"
 _GAUGE = re.compile(r"^vllm:num_requests_(running|waiting)\{[^}]*\} ([0-9.]+)$", re.MULTILINE)
 
@@ -38,18 +40,18 @@ class Watched:
     """The waiting of each program: as the gateway showed it last, and as the engine reported it."""
 
     def check(self) -> None:
-        """Assert that the gateway's numbers were the engine's, at most WITHIN_S before or after.
+        """Assert that the gateway's numbers were the engine's where those had not changed for WITHIN_S.
 
-        Until the next snapshot the slot of a call that has ended counts for none: so one may differ.
+        A tenth may differ, since a busy machine delays a snapshot.
         """
-        for seen in self.gateway:
-            near = {each[1:] for each in self.engine if abs(each.at_s - seen.at_s) <= WITHIN_S}
-            apart = min(
-                max(abs(seen.running - running), abs(seen.waiting - waiting)) for running, waiting in near
-            )
-            assert apart <= 1, (seen, sorted(near))
-        equal = [seen for seen in self.gateway if seen[1:] in {each[1:] for each in self.engine}]
-        assert len(equal) > 0.5 * len(self.gateway)
+        near = [
+            (seen, {each[1:] for each in self.engine if -WITHIN_S <= each.at_s - seen.at_s <= 2 * PERIOD_S})
+            for seen in self.gateway
+        ]
+        steady = [(seen, next(iter(values))) for seen, values in near if len(values) == 1]
+        assert len(steady) >= LEAST_STEADY, near
+        different = [(seen, values) for seen, values in steady if seen[1:] != values]
+        assert len(different) <= len(steady) / 10, different
         for program_id, (shown_s, reported_s) in self.waits_s.items():
             assert abs(shown_s - reported_s) <= WITHIN_S, (program_id, shown_s, reported_s)
 
