@@ -15,6 +15,7 @@ from autellix_backend.core.admission.idle import LEAST_HOLD_S, MAX_HOLDS, MIN_GA
 from autellix_backend.core.admission.review import MAX_PASSED, PATIENCE, RESCUE_SHARE, STARVING
 from autellix_backend.core.admission.working_set import KEEP_SHARE, REVIEW_STEPS, WorkingSetAdmission
 from autellix_backend.core.arrival import Arrival, Context
+from autellix_backend.core.balance.memory import memory_of
 from autellix_backend.core.call import Call
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.machine import Machine
@@ -756,6 +757,21 @@ def test_an_inactive_program_is_parked_where_host_memory_has_room() -> None:
 
     assert engine.review(after_s=2 * LEAST_HOLD_S, steps=REVIEW_STEPS) == ["a2"]
     assert (engine.active, parked(engine), engine.refused) == ("ab", "c", ["n1"])
+
+
+def test_the_balancer_counts_parked_programs_as_present() -> None:
+    """They return without the end of another; newcomers wait for room in host memory."""
+    engine = parking(2 * CAPACITY)
+    engine.arrive("a2", 60)
+    engine.arrive("n1", 60)
+
+    told = memory_of(engine.machine)
+
+    assert told is not None
+    assert (told.capacity_tokens, told.active_tokens, told.active_programs) == (160.0, 60 + 10 + 60, 3)
+    assert (told.known, told.inactive) == ({"a", "b", "c", "n"}, {"n"})
+    assert (told.inactive_tokens, told.inactive_calls) == (60, 1)
+    assert told.wait_s(30) == 0.0
 
 
 def test_what_host_memory_has_no_room_for_keeps_its_memory_in_the_engine() -> None:

@@ -23,9 +23,11 @@ from autellix_backend.reports.snapshot import (
     DemandSnapshot,
     EngineSnapshot,
     KvOffloadTotals,
+    ParkedSnapshot,
     admission_of,
     boost_of,
     demand_of,
+    parked_of,
     snapshot_of,
 )
 
@@ -77,7 +79,7 @@ def test_a_snapshot_survives_the_wire() -> None:
 def test_a_call_without_the_columns_of_admission_is_admitted() -> None:
     """An engine of an earlier version sends none."""
     fields = json.loads(snapshot(1).to_bytes())
-    fields["calls"] = [call[:-5] for call in fields["calls"]]
+    fields["calls"] = [call[:-6] for call in fields["calls"]]
     (call,) = EngineSnapshot.from_bytes(json.dumps(fields).encode()).calls
 
     assert (call.is_admitted, call.context_tokens, call.inactive_place) == (True, None, None)
@@ -144,6 +146,33 @@ def test_what_waits_for_memory_survives_the_wire() -> None:
     assert (told.inactive_tokens, told.inactive_calls, told.between_ends_s) == (200, 1, 1.0)
     assert (told.known, told.inactive) == ({"idle0", "active", "inactive"}, {"inactive"})
     assert told.is_complete
+
+
+def test_what_host_memory_keeps_survives_the_wire() -> None:
+    """One parked program has a call, and so is not among those that wait for the end of another."""
+    machine = waiting_machine()
+    machine.admission.use_host_memory(lambda program_id, tokens: (1.0, 0.0), 1000.0)
+    assert parked_of(machine) == ParkedSnapshot(0, 0, 800, 200, 1)
+    assert parked_of(machine_of()) is parked_of(waiting_machine()) is None
+    calls = tuple(
+        snapshot_of(machine, machine.call(f"c-{name}"), 2.0, place=1, call_id=name, inactive_place=place)
+        for name, place in (("active", None), ("inactive", 1))
+    )
+    sent = msgspec.structs.replace(
+        snapshot(0),
+        calls=(*calls, msgspec.structs.replace(calls[1], program_id="parked", is_parked=True)),
+        left_out=0,
+        admission=admission_of(machine),
+        demand=demand_of(machine),
+        parked=ParkedSnapshot(2, 350, 800, 200, 1),
+    )
+
+    told = EngineSnapshot.from_bytes(sent.to_bytes()).memory()
+
+    assert told is not None
+    assert (told.capacity_tokens, told.active_tokens, told.active_programs) == (800, 201 + 350, 2 + 2)
+    assert (told.inactive_tokens, told.inactive_calls) == (200, 1)
+    assert (told.known, told.inactive) == ({"idle0", "active", "inactive", "parked"}, {"inactive"})
 
 
 def test_a_report_without_all_programs_says_so() -> None:

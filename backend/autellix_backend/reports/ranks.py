@@ -13,9 +13,10 @@ from autellix_backend.reports.snapshot import (
     DemandSnapshot,
     EngineSnapshot,
     KvOffloadTotals,
+    ParkedSnapshot,
 )
 
-Sums = TypeVar("Sums", AdmissionSnapshot, KvOffloadTotals)
+Sums = TypeVar("Sums", AdmissionSnapshot, KvOffloadTotals, ParkedSnapshot)
 """Named tuples of numbers."""
 _SUMS = ("running", "waiting", "slots", "kv_used_blocks", "kv_total_blocks", "left_out")
 
@@ -44,6 +45,7 @@ def merge_ranks(ranks: Sequence[EngineSnapshot]) -> EngineSnapshot:
         kv_offload=_sum([snapshot.kv_offload for snapshot in ranks]),
         admission=_sum([snapshot.admission for snapshot in ranks]),
         demand=_all_demand([snapshot.demand for snapshot in ranks if snapshot.demand is not None]),
+        parked=_sum([snapshot.parked for snapshot in ranks]),
         boost=max((snapshot.boost for snapshot in ranks if snapshot.boost is not None), default=None),
     )
 

@@ -68,6 +68,8 @@ class CallSnapshot(msgspec.Struct, frozen=True, array_like=True, gc=False):
     is_decoding: bool | None = None
     """Whether its last step decoded, and did not prefill; None while it waits, or from an engine of an
     earlier version."""
+    is_parked: bool = False
+    """Whether its program is inactive, and host memory keeps its context."""
 
 
 class AdmissionSnapshot(NamedTuple):
@@ -92,7 +94,21 @@ class DemandSnapshot(NamedTuple):
     between_ends_s: float
     """The mean time between two ends of programs; 0 if unknown."""
     idle: tuple[str, ...] | None
-    """The active programs without a call; None if there are too many to list."""
+    """The active and parked programs without a call; None if there are too many to list."""
+
+
+class ParkedSnapshot(NamedTuple):
+    """The programs whose contexts host memory keeps, for the balancer."""
+
+    programs: int
+    tokens: int
+    """Their contexts."""
+    room_tokens: int
+    """What active and parked programs may fill before another has to wait."""
+    other_tokens: int
+    """The memory that the programs which wait for activation, and are not parked, would add."""
+    other_calls: int
+    """The calls of those."""
 
 
 class BoostSnapshot(NamedTuple):
@@ -154,6 +170,8 @@ class EngineSnapshot(msgspec.Struct, frozen=True, kw_only=True, tag_field=_TAG_F
     """None where every program may run."""
     demand: DemandSnapshot | None = None
     """None where every program may run, or from an engine of an earlier version."""
+    parked: ParkedSnapshot | None = None
+    """None without host memory, or from an engine of an earlier version."""
     boost: BoostSnapshot | None = None
     """None under policies that boost no programs."""
 
@@ -162,17 +180,19 @@ class EngineSnapshot(msgspec.Struct, frozen=True, kw_only=True, tag_field=_TAG_F
         admission, demand = self.admission, self.demand
         if admission is None or demand is None:
             return None
-        with_calls = {call.program_id for call in self.calls}
-        inactive = {call.program_id for call in self.calls if call.inactive_place is not None}
+        parked = self.parked or ParkedSnapshot(
+            0, 0, admission.capacity_tokens, demand.inactive_tokens, demand.inactive_calls
+        )
+        inactive = [call for call in self.calls if call.inactive_place is not None and not call.is_parked]
         return MemoryReport(
-            capacity_tokens=admission.capacity_tokens,
-            active_tokens=admission.working_set_tokens,
-            active_programs=admission.active_programs,
-            inactive_tokens=demand.inactive_tokens,
-            inactive_calls=demand.inactive_calls,
+            capacity_tokens=parked.room_tokens,
+            active_tokens=admission.working_set_tokens + parked.tokens,
+            active_programs=admission.active_programs + parked.programs,
+            inactive_tokens=parked.other_tokens,
+            inactive_calls=parked.other_calls,
             between_ends_s=demand.between_ends_s,
-            known=frozenset(with_calls.union(demand.idle or ())),
-            inactive=frozenset(inactive),
+            known=frozenset(call.program_id for call in self.calls).union(demand.idle or ()),
+            inactive=frozenset(call.program_id for call in inactive),
             is_complete=self.left_out == 0 and demand.idle is not None,
         )
 
@@ -228,12 +248,28 @@ def demand_of(machine: Machine) -> DemandSnapshot | None:
     memory, report = machine.admission.memory, memory_of(machine)
     if memory is None or report is None:
         return None
-    idle = [program_id for program_id, context in memory.active.contexts.items() if not context.calls]
+    present = (*memory.active.contexts.items(), *memory.parked.contexts.items())
+    idle = [program_id for program_id, context in present if not context.calls]
+    inactive = memory.inactive.contexts.values()
     return DemandSnapshot(
-        inactive_tokens=report.inactive_tokens,
-        inactive_calls=report.inactive_calls,
+        inactive_tokens=memory.active.added_by(inactive),
+        inactive_calls=sum(len(context.calls) for context in inactive),
         between_ends_s=round(report.between_ends_s, _DIGITS),
         idle=tuple(idle) if len(idle) <= MAX_IDLE_IDS else None,
+    )
+
+
+def parked_of(machine: Machine) -> ParkedSnapshot | None:
+    """Return the programs whose contexts a machine's host memory keeps, None without any host memory."""
+    memory, report = machine.admission.memory, memory_of(machine)
+    if memory is None or report is None or not memory.host_tokens:
+        return None
+    return ParkedSnapshot(
+        programs=len(memory.parked.contexts),
+        tokens=memory.parked.tokens,
+        room_tokens=int(memory.room_tokens),
+        other_tokens=report.inactive_tokens,
+        other_calls=report.inactive_calls,
     )
 
 
@@ -303,4 +339,5 @@ def snapshot_of(
         inactive_place=inactive_place,
         counted_age_s=now - machine.boost.key_s(program) if machine.policy.boosts else None,
         is_decoding=is_decoding,
+        is_parked=context is not None and context.is_parked,
     )

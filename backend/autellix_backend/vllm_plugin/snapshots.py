@@ -22,6 +22,7 @@ from autellix_backend.reports.snapshot import (
     admission_of,
     boost_of,
     demand_of,
+    parked_of,
     snapshot_of,
 )
 from autellix_backend.vllm_plugin.tracker import CallTracker
@@ -158,6 +159,7 @@ class SnapshotReporter:
             left_out=len(tracker) - len(standings),
             admission=admission_of(machine),
             demand=demand_of(machine),
+            parked=parked_of(machine),
             boost=boost_of(machine),
         )
 

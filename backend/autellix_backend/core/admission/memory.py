@@ -88,6 +88,11 @@ class EngineMemory:
         """Whether host memory has room for the contexts of all active and parked programs."""
         return self.active.tokens + self.parked.tokens <= self.host_tokens
 
+    @property
+    def room_tokens(self) -> float:
+        """The tokens that active and parked programs may fill before another has to wait."""
+        return max(self.capacity_tokens, HOST_SHARE * self.host_tokens)
+
     def has_host_room(self, context: ProgramContext) -> bool:
         """Whether a program could be active without driving parked ones out of host memory."""
         if context.is_parked or not self.parked.contexts:

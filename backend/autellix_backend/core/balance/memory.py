@@ -1,7 +1,8 @@
 """The state of an engine's admission for the balancer, so that both have one estimate of its memory.
 
 A program waits for activation while the contexts of the programs that are there, active or not, leave no
-room for its own. Programs that end free memory: a mean context in each mean time between two ends.
+room for its own. Programs that end free memory: a mean context in each mean time between two ends. Where host
+memory keeps contexts, a parked program returns without an end, so it counts like an active one.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ class MemoryReport:
     """The working set of one engine at one moment; the report of each moment is an object of its own."""
 
     capacity_tokens: float
-    """KV tokens that the contexts of active programs may fill."""
+    """KV tokens that the contexts of active programs may fill; with host memory, those of parked ones too."""
     active_tokens: int
     """Those contexts, shared prefixes counted once."""
     active_programs: int
+    """The active programs, and the parked ones."""
     inactive_tokens: int = 0
     """KV tokens that the contexts of programs waiting for activation would add."""
     inactive_calls: int = 0
@@ -69,15 +71,17 @@ def memory_of(machine: Machine) -> MemoryReport | None:
     memory = machine.admission.memory
     if memory is None:
         return None
-    active, inactive = memory.active, memory.inactive.contexts
-    live = len(inactive) + sum(bool(context.calls) for context in active.contexts.values())
+    active, parked = memory.active, memory.parked
+    inactive = {name: each for name, each in memory.inactive.contexts.items() if not each.is_parked}
+    present = (*active.contexts.values(), *parked.contexts.values())
+    live = len(inactive) + sum(bool(context.calls) for context in present)
     return MemoryReport(
-        capacity_tokens=memory.capacity_tokens,
-        active_tokens=active.tokens,
-        active_programs=len(active.contexts),
+        capacity_tokens=memory.room_tokens,
+        active_tokens=active.tokens + parked.tokens,
+        active_programs=len(present),
         inactive_tokens=active.added_by(inactive.values()),
         inactive_calls=sum(len(context.calls) for context in inactive.values()),
         between_ends_s=machine.table.statistics.response_s / max(1, live),
-        known=frozenset((*active.contexts, *inactive)),
+        known=frozenset((*active.contexts, *parked.contexts, *inactive)),
         inactive=frozenset(inactive),
     )
