@@ -153,7 +153,11 @@ async def test_both_gateways_say_what_the_engine_is(gateways: list[Server]) -> N
             assert (row["policy"], row["slots"] or SLOTS) == ("plas", SLOTS)
             assert row["engine_version"].startswith("0.3")
             ready = await get(session, gateway, "/readyz")
-            assert ready == {"status": "ready", "engines": {"remote-0": "up"}}
+            assert ready == {
+                "status": "ready",
+                "engines": {"remote-0": "up"},
+                "ordered_by": {"remote-0": "engine"},
+            }
             assert "remote-0: Autellix scheduler" in gateway.log_tail()
             assert "(policy plas)" in gateway.log_tail()
 
