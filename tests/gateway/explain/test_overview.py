@@ -11,12 +11,18 @@ from tests.observe.settled_calls import settled_call
 
 from autellix_backend.gateway.explain.overview import Overview
 from autellix_backend.observe.states import EnginePhase, ProgramState
-from autellix_backend.reports.snapshot import AdmissionSnapshot, DemandSnapshot, EngineSnapshot
+from autellix_backend.reports.snapshot import (
+    AdmissionSnapshot,
+    DemandSnapshot,
+    EngineSnapshot,
+    ParkedSnapshot,
+)
 
 MEMORY, SLOT = ProgramState.WAITING_FOR_MEMORY, ProgramState.WAITING_FOR_SLOT
 IN_ENGINE, BETWEEN = ProgramState.IN_ENGINE, ProgramState.BETWEEN_CALLS
 RUNS = standing("p", place=1, level=1, is_running=True)
 WAITS = standing("p", place=2, level=2)
+PARKED = ParkedSnapshot(1, 500, 5000, 0, 0)
 INACTIVE = standing("p", place=3, level=1, is_admitted=False, context_tokens=900, inactive_place=1)
 
 
@@ -116,6 +122,10 @@ def test_a_call_whose_engine_has_left_is_there() -> None:
         # Calls of active programs are left out too.
         (with_memory(RUNS, INACTIVE, left_out=2, waiting=3), "new", 10, SLOT),
         (with_memory(RUNS, INACTIVE, left_out=1, waiting=1), "new", 10, MEMORY),
+        # Host memory has room for all contexts, and the engine's memory has not.
+        (with_memory(RUNS, parked=PARKED), "new", 200, MEMORY),
+        (with_memory(RUNS, parked=PARKED), "new", 50, IN_ENGINE),
+        (with_memory(RUNS, INACTIVE, left_out=1, waiting=1, parked=PARKED), "new", 10, MEMORY),
     ],
 )
 def test_of_a_call_that_no_snapshot_shows_the_working_set_decides(

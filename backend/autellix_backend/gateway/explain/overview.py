@@ -305,11 +305,15 @@ def _needs_memory(call: GatewayCall, engine: EngineView, taken_tokens: int) -> b
         return False
     if _lacks_blocks(snapshot):
         return True
+    # Not the balancer's numbers: those count what host memory keeps as present.
+    admission, demand = snapshot.admission, snapshot.demand
+    if memory is None or admission is None or demand is None:
+        return False
     # Of calls for which a snapshot has no room, those of inactive programs come last.
-    if memory is None or snapshot.left_out > memory.inactive_calls:
+    if snapshot.left_out > demand.inactive_calls:
         return False
     program_id = call.start.program_id
     if program_id in memory.known:
         return program_id in memory.inactive
-    is_full = memory.active_tokens + taken_tokens + call.prompt_tokens > memory.capacity_tokens
-    return is_full or memory.inactive_calls > 0
+    needed_tokens = admission.working_set_tokens + taken_tokens + call.prompt_tokens
+    return needed_tokens > admission.capacity_tokens or demand.inactive_calls > 0
