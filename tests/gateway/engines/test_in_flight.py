@@ -13,6 +13,7 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
+from tests.gateway.engines.rig import GatewayRig
 from tests.ports import free_port
 from tests.serving import listening
 from tests.waiting import until
@@ -186,31 +187,18 @@ class PlainServer:
         )
 
 
-class PlainRig:
+class PlainRig(GatewayRig):
     """A gateway before a plain server."""
 
     def __init__(self, server: PlainServer, app: Any, url: str, client: aiohttp.ClientSession) -> None:
-        self.server, self.app, self.url, self.client = server, app, url, client
-
-    @property
-    def handle(self) -> Any:
-        [handle] = self.app.state.components.pool
-        return handle
+        super().__init__(app, url, client)
+        self.server = server
 
     async def chat(self, program: str) -> str:
         headers = {"X-Autellix-Program-ID": program}
         async with self.client.post(self.url + CHAT, json=BODY, headers=headers) as response:
             assert response.status == 200
             return program
-
-    async def get(self, path: str) -> Any:
-        async with self.client.get(self.url + path) as response:
-            return await response.json()
-
-    async def engine(self) -> dict[str, Any]:
-        [row] = (await self.get("/autellix/v1/engines"))["engines"]
-        found: dict[str, Any] = row
-        return found
 
 
 @pytest.fixture(autouse=True)

@@ -10,6 +10,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from tests.gateway.engines.rig import GatewayRig
 from tests.gateway.snapshots import snapshot, standing
 from tests.report_links import SECRET, free_address
 from tests.serving import listening
@@ -32,18 +33,8 @@ def quick_probes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "PROBE_PERIOD_S", 0.1)
 
 
-class LinkRig:
+class LinkRig(GatewayRig):
     """A gateway, and what a test asks of it."""
-
-    def __init__(self, app: Any, url: str, client: aiohttp.ClientSession) -> None:
-        self.app = app
-        self.url = url
-        self.client = client
-
-    @property
-    def handle(self) -> Any:
-        [handle] = self.app.state.components.pool
-        return handle
 
     async def chat(self, program: str = "p", **fields: Any) -> dict[str, Any]:
         headers = {"X-Autellix-Program-ID": program}
@@ -51,15 +42,6 @@ class LinkRig:
             assert response.status == 200
             answer: dict[str, Any] = await response.json()
             return answer
-
-    async def get(self, path: str) -> Any:
-        async with self.client.get(self.url + path) as response:
-            return await response.json()
-
-    async def engine(self) -> dict[str, Any]:
-        [row] = (await self.get("/autellix/v1/engines"))["engines"]
-        found: dict[str, Any] = row
-        return found
 
     async def reports(self, state: str) -> None:
         await until(lambda: self.handle.reporting.state == state)
