@@ -1,0 +1,137 @@
+"""Plain vLLM and Autellix beside each other, for the load generators that others wrote.
+
+Both serve the demo's model with the same memory and slots. Each tool has a script here, which starts the tool
+in an environment of its own and keeps the report that it writes as it is; what the engines counted themselves
+is kept beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from autellix_backend.engines import guard
+from autellix_backend.engines.replica import free_port
+from autellix_backend.engines.vllm_command import VLLM_SERVER, device_arguments, environment_defaults
+from autellix_backend.settings import child_environment
+from autellix_lab.bench.backend import BackendProcess
+from autellix_lab.demo.model import DEMO_MODEL_NAME, build_demo_model, demo_model_directory
+from autellix_lab.demo.parts import BLOCK_TOKENS
+
+LOCAL, GRACE_S = "127.0.0.1", 5.0
+PLAIN, OURS = "vllm", "autellix"
+COUNTERS = {
+    "prompt_tokens": "vllm:prompt_tokens_total",
+    "answer_tokens": "vllm:generation_tokens_total",
+    "cached_tokens": "vllm:prefix_cache_hits_total",
+    "preemptions": "vllm:num_preemptions_total",
+}
+"""The engine's own, by the name under which a report shows them."""
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """One of those that are compared: where a tool sends its calls, and the engine that answers."""
+
+    name: str
+    url: str
+    engine_url: str
+    tokenizer: Path
+    """A folder, which is the model's."""
+
+
+def read_counters(metrics: str) -> dict[str, int]:
+    """Sum the engine's counters in the text of its metrics."""
+    sums = dict.fromkeys(COUNTERS, 0)
+    for line in metrics.splitlines():
+        for key, name in COUNTERS.items():
+            if line.startswith((f"{name} ", f"{name}{{")):
+                sums[key] += round(float(line.rpartition(" ")[2]))
+    return sums
+
+
+def counters_of(system: System) -> dict[str, int]:
+    """Ask a system's engine what it has counted since it started."""
+    with urllib.request.urlopen(f"{system.engine_url}/metrics", timeout=30) as answer:
+        return read_counters(answer.read().decode())
+
+
+@contextlib.contextmanager
+def plain_vllm(log: Path, arguments: list[str], model: Path) -> Iterator[str]:
+    """Run vLLM as its users do; yield its address once it answers."""
+    environment = environment_defaults(str(model), is_cpu=True)
+    port = free_port(LOCAL)
+    command = [*VLLM_SERVER, "--model", str(model), "--served-model-name", DEMO_MODEL_NAME, "--host", LOCAL]
+    command += ["--port", str(port), *arguments]
+    command += device_arguments(str(model), arguments, environment, is_cpu=True)
+    process = guard.start(command, GRACE_S, log, child_environment(environment))
+    url = f"http://{LOCAL}:{port}"
+    try:
+        while process.poll() is None:
+            with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/health", timeout=5):
+                yield url
+                return
+            time.sleep(0.2)
+        raise RuntimeError(f"vLLM has ended; its log is {log}")
+    finally:
+        process.communicate()
+
+
+@contextlib.contextmanager
+def systems(out: Path, kv_blocks: int, slots: int) -> Iterator[list[System]]:
+    """Run both systems, each with one engine of so many KV blocks and slots."""
+    out.mkdir(parents=True, exist_ok=True)
+    model = build_demo_model(demo_model_directory())
+    memory = ["--block-size", str(BLOCK_TOKENS), "--num-gpu-blocks-override", str(kv_blocks)]
+    memory += ["--max-model-len", str((kv_blocks - 1) * BLOCK_TOKENS), "--enable-prompt-tokens-details"]
+    settings = {"gateway": {"port": 0}, "engine": {"max_num_seqs": slots, "extra_args": memory}}
+    plain = plain_vllm(out / "vllm.log", [*memory, "--max-num-seqs", str(slots)], model)
+    with BackendProcess(OURS, "demo", settings, out) as backend, plain as plain_url:
+        backend.launch()
+        backend.wait_ready()
+        with urllib.request.urlopen(f"{backend.base_url}/autellix/v1/engines", timeout=30) as answer:
+            engine_url = json.load(answer)["engines"][0]["base_url"]
+        yield [
+            System(PLAIN, plain_url, plain_url, model),
+            System(OURS, backend.base_url, engine_url, model),
+        ]
+
+
+def compare(args: argparse.Namespace, tool: Callable[[System, int, Path], None]) -> None:
+    """Run a tool against both systems with each seed, in the other order with every second one.
+
+    `tool` writes its reports into the folder that it is given; `engine.json` beside them has the engine's
+    counts and the seconds that the tool ran. A run whose folder has that file is not made again.
+    """
+    with systems(args.out / "servers", args.kv_blocks, args.slots) as both:
+        for turn, seed in enumerate(args.seeds):
+            for system in both if turn % 2 == 0 else reversed(both):
+                folder = args.out / f"{system.name}-{seed}"
+                if (folder / "engine.json").exists():
+                    continue
+                folder.mkdir(parents=True, exist_ok=True)
+                before, began_s = counters_of(system), time.monotonic()
+                tool(system, seed, folder)
+                took_s = round(time.monotonic() - began_s, 1)
+                counted = {key: value - before[key] for key, value in counters_of(system).items()}
+                text = json.dumps(counted | {"seconds": took_s}, indent=1)
+                (folder / "engine.json").write_text(text + "\n", encoding="utf-8")
+                print(folder.name, text.replace("\n", ""), flush=True)
+
+
+def arguments(description: str | None, kv_blocks: int, slots: int = 8) -> argparse.ArgumentParser:
+    """Return a parser of what all scripts share; a script adds its own."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, required=True, help="a folder for reports and logs")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--kv-blocks", type=int, default=kv_blocks, help=f"of {BLOCK_TOKENS} tokens")
+    parser.add_argument("--slots", type=int, default=slots, help="calls that an engine runs at once")
+    return parser
