@@ -1,13 +1,16 @@
 """Programs as weka traces, which inference-perf, AIPerf, GuideLLM and kv-cache-tester replay.
 
 The format is described at `autellix_lab.workload.loaders.claude_code`, which reads it. All times are seconds
-from the start of the session, those of subagents too, as in the traces that SemiAnalysis publishes.
+from the start of the session, those of subagents too, as in the traces that SemiAnalysis publishes. The `t`
+of a subagent is its start, as inference-perf 0.7 and AIPerf 0.13 read it: both take a request with an earlier
+`t` as relative to it. AIPerf refuses a trace that lacks any of the fields that are written here.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any
 
 from autellix_lab.workload.trace import CallTrace, ProgramTrace
@@ -31,14 +34,15 @@ def weka_session(program: ProgramTrace) -> dict[str, Any] | None:
     for call in program.calls:
         threads.setdefault(call.thread, []).append(_request(call, models[0], blocks[call.id]))
     main, *others = threads.items()
-    entries = main[1] + [_subagent(name, requests) for name, requests in others]
+    entries = main[1] + [_subagent(name, requests, models) for name, requests in others]
     return {
         "id": program.program_id,
         "models": models,
         "block_size": BLOCK_TOKENS,
+        "hash_id_scope": "local",
         "tool_tokens": 0,
         "system_tokens": program.system_prefix_tokens or 0,
-        "requests": sorted(entries, key=_start_s),
+        "requests": sorted(entries, key=itemgetter("t")),
     }
 
 
@@ -69,18 +73,16 @@ def _request(call: CallTrace, model: str, blocks: list[int]) -> dict[str, Any]:
     return request if call.gap_before_s is None else {**request, "think_time": call.gap_before_s}
 
 
-def _subagent(name: str, requests: list[dict[str, Any]]) -> dict[str, Any]:
+def _subagent(name: str, requests: list[dict[str, Any]], models: list[str]) -> dict[str, Any]:
+    start_s = requests[0]["t"]
     end_s = max(request["t"] + request["api_time"] for request in requests)
     return {
-        "t": end_s,
+        "t": start_s,
         "type": "subagent",
         "agent_id": name,
         "subagent_type": name,
-        "duration_ms": round(1000 * (end_s - requests[0]["t"])),
+        "duration_ms": round(1000 * (end_s - start_s)),
+        "status": "completed",
+        "models": models,
         "requests": requests,
     }
-
-
-def _start_s(entry: dict[str, Any]) -> float:
-    start_s: float = entry["requests"][0]["t"] if entry["type"] == "subagent" else entry["t"]
-    return start_s

@@ -68,6 +68,20 @@ def test_a_later_prompt_repeats_the_blocks_of_prompt_and_answer(tmp_path: Path) 
     assert found.calls[1].shared_prefix_tokens == 200 // BLOCK_TOKENS * BLOCK_TOKENS
 
 
+def test_a_subagent_starts_at_its_time_and_has_what_aiperf_requires() -> None:
+    """AIPerf and inference-perf add the marker's time to requests that seem to precede it."""
+    session = weka_session(recorded_trace(1)[0])
+    assert session is not None
+    assert session["hash_id_scope"] == "local"
+    subagents = [entry for entry in session["requests"] if entry["type"] == "subagent"]
+    assert subagents
+    for subagent in subagents:
+        (request,) = subagent["requests"]
+        assert subagent["t"] == request["t"]
+        assert subagent["duration_ms"] == round(1000 * request["api_time"])
+        assert (subagent["status"], subagent["models"]) == ("completed", session["models"])
+
+
 def test_without_times_there_is_no_session() -> None:
     (program,) = recorded_trace(1)
     timeless = tuple(replace(call, latency_s=None) for call in program.calls)
