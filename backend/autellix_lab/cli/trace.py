@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -13,8 +13,10 @@ from autellix_backend.cli.arguments import count
 from autellix_backend.cli.remote import RemoteGateway, add_remote_options
 from autellix_lab.bench.arrivals import with_unique_ids
 from autellix_lab.cli.arguments import InputError, run_action
+from autellix_lab.report.otel import otel_trace
 from autellix_lab.report.perfetto import perfetto_trace, recorded_timeline
 from autellix_lab.report.weka import weka_session
+from autellix_lab.workload.trace import ProgramTrace
 from autellix_lab.workload.trace_files import read_traces
 
 MAX_HISTORY = 1000
@@ -44,6 +46,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="as weka traces, which inference-perf, AIPerf and GuideLLM replay: a folder, a file for each "
         "program",
     )
+    formats.add_argument(
+        "--otel",
+        action="store_true",
+        help="as OpenTelemetry traces, which inference-perf replays: a folder, a file for each program",
+    )
     export.add_argument(
         "-o", "--out", type=Path, required=True, metavar="PATH", help="the file or folder to write"
     )
@@ -58,27 +65,34 @@ run = run_action
 
 
 def _export(args: argparse.Namespace) -> None:
-    if args.weka:
-        _export_weka(args)
-        return
-    timelines = list(_timelines(args))
-    args.out.write_text(json.dumps(perfetto_trace(timelines), separators=(",", ":")), encoding="utf-8")
-    print(f"{args.out}: {len(timelines)} programs")
+    if args.perfetto:
+        timelines = list(_timelines(args))
+        args.out.write_text(_compact(perfetto_trace(timelines)), encoding="utf-8")
+        print(f"{args.out}: {len(timelines)} programs")
+    elif args.weka:
+        _export_folder(args, "--weka", weka_session)
+    else:
+        _export_folder(args, "--otel", otel_trace)
 
 
-def _export_weka(args: argparse.Namespace) -> None:
+def _export_folder(
+    args: argparse.Namespace, option: str, convert: Callable[[ProgramTrace], dict[str, Any] | None]
+) -> None:
     if args.history:
         raise InputError(
-            "--weka needs a TRACE: a gateway's history lacks the prompts that calls have in common"
+            f"{option} needs a TRACE: a gateway's history lacks the prompts that calls have in common"
         )
     programs = with_unique_ids(read_traces(args.trace))
-    sessions = [session for program in programs if (session := weka_session(program))]
-    _check_times(args.trace, sessions)
+    found = [converted for program in programs if (converted := convert(program))]
+    _check_times(args.trace, found)
     args.out.mkdir(parents=True, exist_ok=True)
-    for number, session in enumerate(sessions, start=1):
-        text = json.dumps(session, separators=(",", ":"))
-        (args.out / f"trace_{number:04}.json").write_text(text, encoding="utf-8")
-    print(f"{args.out}: {len(sessions)} programs")
+    for number, converted in enumerate(found, start=1):
+        (args.out / f"trace_{number:04}.json").write_text(_compact(converted), encoding="utf-8")
+    print(f"{args.out}: {len(found)} programs")
+
+
+def _compact(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"))
 
 
 def _check_times(trace: Path, found: Sequence[object]) -> None:

@@ -10,8 +10,7 @@ from tests.lab.report.traces import recorded_trace
 
 from autellix_backend.cli.main import main
 from autellix_lab.workload.generate import generate_programs
-from autellix_lab.workload.loaders.base import LoadOptions
-from autellix_lab.workload.loaders.claude_code import load_claude_code
+from autellix_lab.workload.loaders import load
 from autellix_lab.workload.trace_files import write_traces
 
 
@@ -29,18 +28,17 @@ def test_perfetto_is_one_file(trace: Path, tmp_path: Path, capsys: pytest.Captur
     assert capsys.readouterr().out == f"{out}: 4 programs\n"
 
 
-def test_weka_is_a_file_for_each_program(
-    trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("form", ["weka", "otel"])
+def test_a_folder_holds_a_file_for_each_program(
+    form: str, trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = tmp_path / "weka"
-    assert main(["trace", "export", "--weka", str(trace), "-o", str(out)]) == 0
-    assert [program.program_id for program in load_claude_code(out, LoadOptions())] == [
-        f"program-{number}" for number in range(4)
-    ]
+    out = tmp_path / form
+    assert main(["trace", "export", f"--{form}", str(trace), "-o", str(out)]) == 0
+    assert [program.program_id for program in load(out)] == [f"program-{number}" for number in range(4)]
     assert capsys.readouterr().out == f"{out}: 4 programs\n"
 
 
-@pytest.mark.parametrize("form", ["--perfetto", "--weka"])
+@pytest.mark.parametrize("form", ["--perfetto", "--weka", "--otel"])
 def test_programs_without_times_are_refused(
     form: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -51,6 +49,7 @@ def test_programs_without_times_are_refused(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_history_is_no_weka_trace(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert main(["trace", "export", "--weka", "--history", "-o", str(tmp_path)]) != 0
-    assert "--weka needs a TRACE" in capsys.readouterr().err
+@pytest.mark.parametrize("form", ["--weka", "--otel"])
+def test_a_history_lacks_prompts(form: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["trace", "export", form, "--history", "-o", str(tmp_path)]) != 0
+    assert f"{form} needs a TRACE" in capsys.readouterr().err

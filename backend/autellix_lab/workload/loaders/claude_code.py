@@ -5,9 +5,9 @@ Source: github.com/callanjfox/kv-cache-tester, traces/ and docs/trace_replay_tes
 start), `in`, `out` (tokens), `hash_ids` (blocks of the prompt), `api_time`, `think_time` (seconds). An entry
 of type "subagent" holds the requests of a subagent, their `t` from its own start; its own `t` is when it
 ended, and `duration_ms` how long it ran. In the JSON lines that SemiAnalysis publishes (cc-traces-weka), the
-`t` of a subagent's requests count from the session's start, as docs/tutorials/weka-trace.md of
-github.com/ai-dynamo/aiperf says. A session is of that kind if none of its subagents seems to start before the
-request that it follows.
+`t` of a subagent's requests count from the session's start, and its own is when it began, as
+docs/tutorials/weka-trace.md of github.com/ai-dynamo/aiperf says. A session is of that kind if none of its
+subagents seems to start before the request that it follows.
 
 A session is a program; the main agent and each subagent are threads of it. Subagents start from the main call
 before them and run beside each other; the next main call waits for them, but not for one that still runs when
@@ -22,7 +22,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from autellix_lab.workload.loaders.base import LoadOptions, Record, as_record, read_json, read_json_lines
+from autellix_lab.workload.loaders.base import (
+    LoadOptions,
+    Record,
+    as_record,
+    common_length,
+    read_json,
+    read_json_lines,
+)
 from autellix_lab.workload.trace import CallTrace, ProgramTrace, TraceError
 
 MAIN = "main"
@@ -192,22 +199,10 @@ def _longest_prefix(
 ) -> tuple[int | None, int]:
     best, best_blocks = None, 0
     for candidate in candidates:
-        common = _common_length(blocks, session.blocks[candidate])
+        common = common_length(blocks, session.blocks[candidate])
         if common > best_blocks:
             best, best_blocks = candidate, common
     if best is None:
         return None, 0
     longest = session.calls[best].context_tokens
     return best, min(best_blocks * session.block_tokens, prefill_tokens, longest)
-
-
-def _common_length(left: list[int], right: list[int]) -> int:
-    """Return how many items agree from the start; halves the range, since comparing slices is fast."""
-    low, high = 0, min(len(left), len(right))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if left[low:middle] == right[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low

@@ -12,6 +12,7 @@ from autellix_lab.workload.loaders.bfcl import load_bfcl
 from autellix_lab.workload.loaders.call_log import load_call_log
 from autellix_lab.workload.loaders.claude_code import load_claude_code
 from autellix_lab.workload.loaders.mooncake import load_mooncake
+from autellix_lab.workload.loaders.otel import load_otel
 from autellix_lab.workload.loaders.recorded import load_recorded
 from autellix_lab.workload.loaders.sharegpt import load_sharegpt
 from autellix_lab.workload.loaders.tracelab import load_tracelab
@@ -27,18 +28,21 @@ LOADERS: dict[str, Loader] = {
     "mooncake": load_mooncake,
     "claude-code": load_claude_code,
     "tracelab": load_tracelab,
+    "otel": load_otel,
     "azure": load_azure,
 }
 """Loader by name of its format."""
 
-_DISTINCT_FIELDS = {
-    "recorded": {"calls"},
-    "call-log": {"call_id", "program_id", "duration_s"},
-    "bfcl": {"question", "involved_classes"},
-    "mooncake": {"timestamp", "input_length", "output_length", "hash_ids"},
-    "claude-code": {"requests", "block_size"},
-    "tracelab": {"session_id", "round_index", "input_tokens_total"},
-}
+_DISTINCT_FIELDS = (
+    ("recorded", {"calls"}),
+    ("call-log", {"call_id", "program_id", "duration_s"}),
+    ("bfcl", {"question", "involved_classes"}),
+    ("mooncake", {"timestamp", "input_length", "output_length", "hash_ids"}),
+    ("claude-code", {"requests", "block_size"}),
+    ("tracelab", {"session_id", "round_index", "input_tokens_total"}),
+    ("otel", {"spans"}),
+    ("otel", {"resourceSpans"}),
+)
 """Fields that a file's first object has in one format only."""
 
 
@@ -68,14 +72,15 @@ def detect_format(path: Path) -> str:
         TraceError: if the file cannot be read or fits no format.
     """
     if path.is_dir():
-        return "claude-code"
+        first = min(path.glob("*.json"), default=None)
+        return "claude-code" if first is None else detect_format(first)
     if {".csv"} & set(path.suffixes):
         return "azure"
     text = read_text(path).lstrip()
     if text.startswith("["):
         return "sharegpt"
     fields = _first_fields(text)
-    found = [name for name, distinct in _DISTINCT_FIELDS.items() if distinct <= fields]
+    found = [name for name, distinct in _DISTINCT_FIELDS if distinct <= fields]
     if len(found) != 1:
         raise TraceError("format", f"is unknown; expected --format {'|'.join(LOADERS)}", str(path))
     return found[0]

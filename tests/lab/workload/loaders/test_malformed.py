@@ -23,6 +23,38 @@ CALL = {
     "api_time": 1.0,
     "think_time": 1.0,
 }
+CHAT = {
+    "gen_ai.operation.name": "chat",
+    "gen_ai.request.model": "m",
+    "gen_ai.usage.input_tokens": 50,
+    "gen_ai.usage.cache_read.input_tokens": 20,
+    "gen_ai.usage.output_tokens": 5,
+    "gen_ai.input.messages": [{"role": "user", "parts": [{"type": "text", "content": "a"}]}],
+    "gen_ai.output.messages": '[{"role": "assistant", "content": "b"}]',
+}
+SPAN = {
+    "trace_id": "t",
+    "span_id": "2",
+    "parent_span_id": "1",
+    "name": "chat m",
+    "start_time": "2026-06-01T05:40:20.151Z",
+    "end_time": "2026-06-01T05:40:21Z",
+    "attributes": CHAT,
+    "status": {"code": 1},
+}
+OTLP_SPAN = {
+    "traceId": "t",
+    "spanId": "2",
+    "parentSpanId": "1",
+    "name": "chat m",
+    "startTimeUnixNano": "1780000000000000000",
+    "endTimeUnixNano": 1780000001000000000,
+    "attributes": [
+        {"key": "gen_ai.usage.input_tokens", "value": {"intValue": "50"}},
+        {"key": "gen_ai.usage.output_tokens", "value": {"intValue": 5}},
+        {"key": "autellix.parent.ids", "value": {"arrayValue": {"values": [{"stringValue": "p"}]}}},
+    ],
+}
 SAMPLES: dict[str, Any] = {
     "recorded": {
         "source": "s",
@@ -75,6 +107,8 @@ SAMPLES: dict[str, Any] = {
             CALL,
         ],
     },
+    "otel": {"spans": [{**SPAN, "span_id": "1", "attributes": {}, "name": "invoke_agent a"}, SPAN, SPAN]},
+    "otel:otlp": {"resourceSpans": [{"scopeSpans": [{"spans": [OTLP_SPAN, OTLP_SPAN]}]}]},
 }
 JUNK: tuple[Any, ...] = (
     None,
@@ -133,7 +167,7 @@ def test_a_sample_loads(tmp_path: Path, name: str) -> None:
     """The samples themselves are sound, and told apart."""
     programs = load(write(tmp_path, SAMPLES[name]))
 
-    assert programs == load(write(tmp_path, SAMPLES[name]), name)
+    assert programs == load(write(tmp_path, SAMPLES[name]), name.split(":")[0])
     assert sum(len(program.calls) for program in programs) > 0
 
 
@@ -145,7 +179,7 @@ def test_junk_anywhere_gives_programs_or_a_clear_error(tmp_path: Path, name: str
         for junk in JUNK:
             file = write(tmp_path, replaced(SAMPLES[name], path, junk))
             try:
-                programs = load(file, name, LoadOptions())
+                programs = load(file, name.split(":")[0], LoadOptions())
             except TraceError as error:
                 assert str(tmp_path) in str(error), (path, junk)
                 refused += 1

@@ -24,6 +24,8 @@ MOONCAKE = {"timestamp": 0, "input_length": 5, "output_length": 1, "hash_ids": [
         ("a.json", '{\n"requests": [],\n"block_size": 64}', "claude-code"),
         ("a.jsonl", '{"requests": [], "block_size": 64}\n{"requests": []}', "claude-code"),
         ("a.jsonl", '{"session_id": "s", "round_index": 0, "input_tokens_total": 9}', "tracelab"),
+        ("a.json", '{"trace_id": "t", "spans": []}', "otel"),
+        ("a.jsonl", '{"resourceSpans": []}\n{"resourceSpans": []}', "otel"),
         ("a.csv", "x", "azure"),
     ],
 )
@@ -34,9 +36,13 @@ def test_the_format_is_detected_from_the_file(tmp_path: Path, name: str, text: s
     assert expected == detect_format(tmp_path / name)
 
 
-def test_a_folder_is_of_claude_code(tmp_path: Path) -> None:
-    """No other format is a folder."""
+def test_a_folder_is_of_its_first_files_format(tmp_path: Path) -> None:
+    """An empty one is of the format whose error says what a folder holds."""
     assert detect_format(tmp_path) == "claude-code"
+
+    (tmp_path / "b.json").write_text("[]")
+    (tmp_path / "a.json").write_text('{"spans": []}')
+    assert detect_format(tmp_path) == "otel"
 
 
 @pytest.mark.parametrize("text", ["", "poem", "{}", "3", '{"a": 1}\n{"b"'])
