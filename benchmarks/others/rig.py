@@ -10,9 +10,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
+import re
+import subprocess
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,6 +37,7 @@ COUNTERS = {
     "preemptions": "vllm:num_preemptions_total",
 }
 """The engine's own, by the name under which a report shows them."""
+_CALLS = re.compile(r'^autellix_calls_total\{.*outcome="(\w+)".*source="([\w-]+)".*\} (\S+)$', re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +63,41 @@ def read_counters(metrics: str) -> dict[str, int]:
 
 def counters_of(system: System) -> dict[str, int]:
     """Ask a system's engine what it has counted since it started."""
-    with urllib.request.urlopen(f"{system.engine_url}/metrics", timeout=30) as answer:
-        return read_counters(answer.read().decode())
+    return read_counters(_get(f"{system.engine_url}/metrics"))
+
+
+def read_calls(metrics: str) -> Counter[str]:
+    """Sum a gateway's settled calls by their outcome and by what named their program."""
+    sums: Counter[str] = Counter()
+    for outcome, source, value in _CALLS.findall(metrics):
+        sums[f"{outcome}, {source}"] += round(float(value))
+    return sums
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a gateway has seen since it started."""
+
+    programs: frozenset[str]
+    """Ids of those that are present and those that ended."""
+    calls: Counter[str]
+
+    def since(self, before: Seen) -> dict[str, object]:
+        """Return the number of programs and the calls that are not in an earlier record."""
+        return {"programs": len(self.programs - before.programs), "calls": dict(self.calls - before.calls)}
+
+
+def seen_by(system: System) -> Seen:
+    """Ask a gateway for its programs and calls."""
+    lists = [_get(f"{system.url}/autellix/v1/{name}?limit=1000") for name in ("programs", "history")]
+    programs = (row["program_id"] for text in lists for row in json.loads(text)["programs"])
+    return Seen(frozenset(programs), read_calls(_get(f"{system.url}/metrics")))
+
+
+def _get(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=30) as answer:
+        text: str = answer.read().decode()
+        return text
 
 
 @contextlib.contextmanager
@@ -103,11 +141,34 @@ def systems(out: Path, kv_blocks: int, slots: int) -> Iterator[list[System]]:
         ]
 
 
+def run_tool(
+    command: Sequence[str], folder: Path, variables: Mapping[str, str] | None = None, timeout_s: float = 900.0
+) -> None:
+    """Run a tool to its end, its output in `tool.log` of the folder.
+
+    Raises:
+        subprocess.CalledProcessError: if it fails.
+        subprocess.TimeoutExpired: if it runs on after `timeout_s`.
+    """
+    # The tool has an environment of its own: not this one's Python path, nor its virtual environment.
+    environment = {key: os.environ[key] for key in ("PATH", "HOME", "LANG") if key in os.environ}
+    with (folder / "tool.log").open("wb") as log:
+        subprocess.run(
+            command,
+            check=True,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=environment | dict(variables or {}),
+            timeout=timeout_s,
+        )
+
+
 def compare(args: argparse.Namespace, tool: Callable[[System, int, Path], None]) -> None:
     """Run a tool against both systems with each seed, in the other order with every second one.
 
     `tool` writes its reports into the folder that it is given; `engine.json` beside them has the engine's
-    counts and the seconds that the tool ran. A run whose folder has that file is not made again.
+    counts and the seconds that the tool ran, and `gateway.json` what our gateway has seen. A run whose folder
+    has `engine.json` is not made again.
     """
     with systems(args.out / "servers", args.kv_blocks, args.slots) as both:
         for turn, seed in enumerate(args.seeds):
@@ -116,13 +177,22 @@ def compare(args: argparse.Namespace, tool: Callable[[System, int, Path], None])
                 if (folder / "engine.json").exists():
                     continue
                 folder.mkdir(parents=True, exist_ok=True)
+                seen = seen_by(system) if system.name == OURS else None
                 before, began_s = counters_of(system), time.monotonic()
                 tool(system, seed, folder)
                 took_s = round(time.monotonic() - began_s, 1)
                 counted = {key: value - before[key] for key, value in counters_of(system).items()}
-                text = json.dumps(counted | {"seconds": took_s}, indent=1)
-                (folder / "engine.json").write_text(text + "\n", encoding="utf-8")
+                if seen:
+                    write_json(folder / "gateway.json", seen_by(system).since(seen))
+                text = write_json(folder / "engine.json", counted | {"seconds": took_s})
                 print(folder.name, text.replace("\n", ""), flush=True)
+
+
+def write_json(path: Path, value: object) -> str:
+    """Write a small report; return its text."""
+    text = json.dumps(value, indent=1)
+    path.write_text(text + "\n", encoding="utf-8")
+    return text
 
 
 def arguments(description: str | None, kv_blocks: int, slots: int = 8) -> argparse.ArgumentParser:

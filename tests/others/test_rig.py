@@ -6,6 +6,9 @@ import argparse
 import contextlib
 import importlib
 import json
+import subprocess
+import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +22,13 @@ vllm:prompt_tokens_total{engine="1",model_name="m"} 30.0
 vllm:generation_tokens_total{engine="0",model_name="m"} 5.0
 vllm:generation_tokens_created{engine="0",model_name="m"} 1.7e+09
 vllm:prefix_cache_hits_total{engine="0",model_name="m"} 2.0
+"""
+
+
+GATEWAY = """autellix_calls_total{engine="e",model="m",outcome="ok",source="x-session-id"} 3.0
+autellix_calls_total{engine="f",model="m",outcome="ok",source="x-session-id"} 4.0
+autellix_calls_total{engine="e",model="m",outcome="aborted",source="content-chain"} 1.0
+autellix_calls_created{engine="e",model="m",outcome="ok",source="x-session-id"} 1.7e+09
 """
 
 
@@ -37,6 +47,17 @@ def test_counters_are_summed_over_an_engines_ranks(rig: Any) -> None:
     }
 
 
+def test_a_gateways_calls_are_summed_by_outcome_and_source(rig: Any) -> None:
+    assert rig.read_calls(GATEWAY) == {"ok, x-session-id": 7, "aborted, content-chain": 1}
+
+
+def test_a_tool_that_fails_is_an_error_with_its_output_kept(rig: Any, tmp_path: Path) -> None:
+    code = "import os, sys; sys.exit(os.environ['REASON'])"
+    with pytest.raises(subprocess.CalledProcessError):
+        rig.run_tool([sys.executable, "-c", code], tmp_path, {"REASON": "so"})
+    assert (tmp_path / "tool.log").read_text(encoding="utf-8") == "so\n"
+
+
 def test_each_run_is_made_once_in_alternating_order(
     rig: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -50,6 +71,11 @@ def test_each_run_is_made_once_in_alternating_order(
     monkeypatch.setattr(rig, "counters_of", lambda _system: dict(counted))
     made: list[tuple[str, int]] = []
 
+    def seen_by(_system: Any) -> Any:
+        return rig.Seen(frozenset(f"program-{seed}" for _, seed in made), Counter({"ok, x": 4 * len(made)}))
+
+    monkeypatch.setattr(rig, "seen_by", seen_by)
+
     def tool(system: Any, seed: int, _folder: Path) -> None:
         made.append((system.name, seed))
         counted["answer_tokens"] += 7
@@ -61,3 +87,6 @@ def test_each_run_is_made_once_in_alternating_order(
     report = json.loads((tmp_path / "vllm-2" / "engine.json").read_text(encoding="utf-8"))
     assert report.pop("seconds") >= 0
     assert report == {"prompt_tokens": 0, "answer_tokens": 7, "cached_tokens": 0, "preemptions": 0}
+    gateway = json.loads((tmp_path / "autellix-2" / "gateway.json").read_text(encoding="utf-8"))
+    assert gateway == {"programs": 1, "calls": {"ok, x": 4}}
+    assert not (tmp_path / "vllm-2" / "gateway.json").exists()

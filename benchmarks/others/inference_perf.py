@@ -1,0 +1,85 @@
+"""inference-perf replays agent sessions against plain vLLM and Autellix; it reports the sessions' completion.
+
+    python benchmarks/others/inference_perf.py --tool ENVIRONMENT/bin/inference-perf --out results
+
+Read for inference-perf 0.7.0 (kubernetes-sigs/inference-perf), which needs Python 3.12 and an environment of
+its own. Sessions name themselves by `X-Session-ID`. The tool puts the answers that it gets into later
+prompts, so prompts are equal on both systems as far as the answers are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import rig
+from sessions import KV_BLOCKS, PRESENT, SESSIONS, write_sessions
+
+REPORTS = ("summary_lifecycle_metrics.json", "summary_session_lifecycle_metrics.json")
+"""Those that are kept; `config.yaml` names folders of the machine."""
+
+
+def configuration(
+    system: rig.System, traces: Path, reports: Path, seed: int, present: int
+) -> dict[str, object]:
+    """Return the tool's configuration of a run."""
+    return {
+        "api": {"type": "chat", "streaming": True, "session_id_header_key": "X-Session-ID"},
+        "server": {
+            "type": "vllm",
+            "model_name": rig.DEMO_MODEL_NAME,
+            "base_url": system.url,
+            "ignore_eos": True,
+        },
+        "tokenizer": {"pretrained_model_name_or_path": str(system.tokenizer)},
+        "data": {
+            "type": "weka_trace_replay",
+            "weka_trace_replay": {
+                "trace_directory": str(traces),
+                "use_static_model": True,
+                "static_model_name": rig.DEMO_MODEL_NAME,
+                "datagen_workers": 1,
+            },
+        },
+        "load": {
+            "type": "trace_session_replay",
+            "stages": [{"concurrent_sessions": present}],
+            "num_workers": 1,
+            # Calls that wait for earlier ones of their session count too.
+            "worker_max_concurrency": 10_000,
+            "base_seed": seed,
+        },
+        "report": {
+            "request_lifecycle": {"per_stage": False, "percentiles": [50, 90, 95, 99]},
+            "session_lifecycle": {"per_stage": False},
+        },
+        "storage": {"local_storage": {"path": str(reports)}},
+    }
+
+
+def tool_of(args: argparse.Namespace) -> Callable[[rig.System, int, Path], None]:
+    """Return a function that makes one run."""
+
+    def run(system: rig.System, seed: int, folder: Path) -> None:
+        with tempfile.TemporaryDirectory() as work:
+            traces, reports, config = (Path(work) / name for name in ("traces", "reports", "config.yml"))
+            write_sessions(traces, args.sessions, seed)
+            # JSON is YAML.
+            config.write_text(json.dumps(configuration(system, traces, reports, seed, args.present)))
+            rig.run_tool([str(args.tool), "--config_file", str(config)], folder, {"HF_HUB_OFFLINE": "1"})
+            for name in REPORTS:
+                (folder / name).write_bytes((reports / name).read_bytes())
+
+    return run
+
+
+if __name__ == "__main__":
+    parser = rig.arguments(__doc__, KV_BLOCKS)
+    parser.add_argument("--tool", type=Path, required=True, help="inference-perf's executable")
+    parser.add_argument("--sessions", type=int, default=SESSIONS)
+    parser.add_argument("--present", type=int, default=PRESENT, help="sessions at any time")
+    arguments = parser.parse_args()
+    rig.compare(arguments, tool_of(arguments))
