@@ -217,23 +217,6 @@ def test_the_check_notes_what_several_gateways_need(
     assert "secret" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("other", "code"), [("b", 2), ("ab", 0)])
-def test_the_check_compares_the_models_of_engines(
-    file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, other: str, code: int
-) -> None:
-    async def read_models(url: str, *_: object) -> frozenset[str]:
-        return frozenset("a" if url == "http://one" else other)
-
-    monkeypatch.setattr("autellix_backend.engines.served_models.read_models", read_models)
-    file.write_text("[engine]\nurls = ['http://one', 'http://two']")
-    assert main(["config", "check", str(file)]) == code
-    found = capsys.readouterr().out
-    expected = (
-        "problem: engines: remote-0 serves a; remote-1 serves b" if code else "note: not all engines serve b"
-    )
-    assert expected in found
-
-
 def test_the_check_notes_what_listens_already(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A gateway may run already with this file: no problem."""
     with socket.create_server(("127.0.0.1", 0)) as taken:

@@ -57,6 +57,29 @@ def test_without_an_engine_that_accepts_there_is_no_choice(name: str, closed: st
 
 
 @pytest.mark.parametrize("name", BALANCER_NAMES)
+def test_a_call_goes_to_an_engine_that_can_answer_it(name: str) -> None:
+    balancer, loads = make_balancer(name), engines({"a": 0, "b": 9, "c": 9})
+
+    chosen = {
+        balancer.assign(ArrivingCall(f"p{number % 7}", 4000, among={"b", "c"}), loads) for number in range(20)
+    }
+
+    assert "a" not in chosen
+    with pytest.raises(NoEngineError):
+        balancer.assign(ArrivingCall("p", 4000, among={"gone"}), loads)
+
+
+@pytest.mark.parametrize("name", ["locality", "locality-bounded", "working-set"])
+def test_a_call_that_only_one_engine_can_answer_moves_no_other_program(name: str) -> None:
+    balancer = make_balancer(name)
+    assert balancer.assign(ArrivingCall("p", 4000), engines({"a": 0, "b": 1})) == "a"
+    assert balancer.assign(ArrivingCall("q", 4000, among=["b"]), engines({"a": 1, "b": 1})) == "b"
+
+    assert balancer.assign(ArrivingCall("p", 4000), engines({"a": 1, "b": 0})) == "a"
+    assert balancer.assign(ArrivingCall("p", 4000, among=["b"]), engines({"a": 1, "b": 0})) == "b"
+
+
+@pytest.mark.parametrize("name", BALANCER_NAMES)
 def test_unknown_calls_and_programs_are_ignored(name: str) -> None:
     balancer = make_balancer(name)
 

@@ -41,6 +41,14 @@ def note_reporting(handle: EngineHandle) -> None:
         note(f"{handle.name}: {handle.reporting.text}")
 
 
+def note_models(pool: EnginePool) -> None:
+    """Print which engines serve what, if not all serve the same."""
+    for group in pool.groups if len(pool.groups) > 1 else ():
+        handles = [handle for handle in pool if handle.name in group]
+        models = dict.fromkeys(name for handle in handles for name in handle.models)
+        note(f"{', '.join(models)} at {', '.join(handle.name for handle in handles)}")
+
+
 def note_host_memory(engine: EngineSettings, chosen_gib: float | str | None) -> None:
     """Print what `auto` gives each engine for KV blocks, or that engines on GPUs could have some."""
     if engine.kv_host_gib == AUTO_GIB:

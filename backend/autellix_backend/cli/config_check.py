@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import socket
@@ -10,10 +9,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from autellix_backend.cli.server import resolve
-from autellix_backend.engines.factory import make_remote
 from autellix_backend.engines.host_memory import with_host_memory
 from autellix_backend.engines.replica import default_model, generated_model
-from autellix_backend.engines.served_models import check_models
 from autellix_backend.engines.vllm_command import check_arguments, check_engine_installed, check_model
 from autellix_backend.errors import CommandError
 from autellix_backend.gateway.tenancy.file import load_tenants
@@ -42,7 +39,6 @@ def problems_of(settings: Settings) -> Iterator[str]:
         *output_checks(settings),
         partial(_check_store, settings),
         partial(_check_engine, settings),
-        partial(_check_models, settings),
     )
     for check in checks:
         try:
@@ -72,9 +68,6 @@ def notes_on(settings: Settings) -> Iterator[str]:
         yield f"something listens on {settings.gateway.host}:{settings.gateway.port}, perhaps this gateway"
     if settings.store.is_shared and settings.gateway.token_secret is None:
         yield NO_SHARED_SECRET
-    with contextlib.suppress(CommandError):
-        if warning := _check_models(settings):
-            yield warning
     secrets = {
         "engine.api_key": settings.engine.api_key,
         "engine.report_secret": settings.engine.report_secret,
@@ -112,13 +105,6 @@ def _is_taken(gateway: GatewaySettings) -> bool:
 def _check_store(settings: Settings) -> None:
     """Check that the store's packages are installed; nothing is opened."""
     make_store(settings, session_ttl_s=1.0, clock=float, on_fallback=lambda: None)
-
-
-def _check_models(settings: Settings) -> str | None:
-    """Compare the models of the running engines that answer."""
-    engine = settings.engine
-    engines = [make_remote(engine, url, name=f"remote-{number}") for number, url in enumerate(engine.urls)]
-    return asyncio.run(check_models(engines, engine.api_key))
 
 
 def _check_engine(settings: Settings) -> None:

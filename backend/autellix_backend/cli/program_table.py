@@ -145,4 +145,5 @@ _WIDE_ENGINE_COLUMNS: Columns = {
     "MEMORY WAIT": _time("memory_wait_s"),
     "STEP": _time("mean_step_s"),
     "SNAPSHOT AGE": _time("snapshot_age_s"),
+    "MODELS": lambda engine: ", ".join(engine["models"]) or "-",
 }

@@ -16,7 +16,6 @@ from autellix_backend.engines.base import Engine, EngineUnreachableError
 from autellix_backend.engines.factory import make_engines
 from autellix_backend.engines.ray_replica import RayReplica
 from autellix_backend.engines.replica import VllmReplica
-from autellix_backend.engines.served_models import check_models
 from autellix_backend.settings import Settings
 
 
@@ -40,8 +39,6 @@ async def running_engines(
                 # In a thread: it may have to write the model.
                 engines = await asyncio.to_thread(make_engines, settings)
                 await _start(engines, must_answer=settings.engine.must_answer)
-                if warning := await check_models(engines, settings.engine.api_key):
-                    note(warning)
         yield engines
     finally:
         await _stop(engines)

@@ -15,7 +15,7 @@ import uvicorn
 from fastapi import FastAPI
 from starlette.types import ASGIApp
 
-from autellix_backend.cli.announcements import note, note_reporting
+from autellix_backend.cli.announcements import note, note_models, note_reporting
 from autellix_backend.gateway.engines.pool import EnginePool
 from autellix_backend.gateway.http.authentication import MAX_REQUESTS
 from autellix_backend.gateway.http.starting import starting_app
@@ -132,6 +132,7 @@ class GatewayServer(uvicorn.Server):
             await pool.links_settled(LINK_WAIT_S)
             for handle in pool:
                 note_reporting(handle)
+            note_models(pool)
             pool.subscribe_links(note_reporting)
             self._on_ready()
 

@@ -95,12 +95,12 @@ async def detect_kind(base_url: str, timeout_s: float, authorization: str | None
     return EngineKind.OPENAI
 
 
-async def read_models(base_url: str, timeout_s: float, authorization: str | None = None) -> frozenset[str]:
-    """Return the names of the models that a server lists; none if it does not answer with a list."""
+async def read_models(base_url: str, timeout_s: float, authorization: str | None = None) -> dict[str, object]:
+    """Return the models that a server lists, as it describes each; none if it does not answer with a list."""
     async with _client(timeout_s, authorization) as client:
         models = (await _object_at(client, base_url + MODELS_PATH)).get("data")
-    found = [each.get("id") for each in models if isinstance(each, dict)] if isinstance(models, list) else []
-    return frozenset(name for name in found if isinstance(name, str))
+    found = [each for each in models if isinstance(each, dict)] if isinstance(models, list) else []
+    return {each["id"]: each for each in found if isinstance(each.get("id"), str)}
 
 
 async def read_cache(base_url: str, timeout_s: float, authorization: str | None = None) -> CacheFacts:

@@ -130,6 +130,8 @@ async def _lifespan(components: Components, _app: FastAPI) -> AsyncIterator[None
             components.classes.on_program_ended(end)
         components.pool.open()
         stack.push_async_callback(components.pool.close)
+        await components.models.open()
+        stack.push_async_callback(components.models.close)
         for task in (_reap(components), overview.sample_load(components)):
             stack.push_async_callback(_cancel, asyncio.create_task(task))
         # First at the end: calls that the server cancelled still get their reports.
@@ -144,6 +146,7 @@ def _engine_routes(components: Components) -> list[AsgiRoute]:
         tenants=components.tenants,
         tokens=components.tokens,
         resolver=components.resolver,
+        models=components.models,
         router=components.router,
         registry=components.registry,
         arguments=components.arguments,
@@ -152,6 +155,7 @@ def _engine_routes(components: Components) -> list[AsgiRoute]:
     )
     passthrough = PassthroughEndpoint(
         components.pool,
+        components.models,
         components.tenants,
         components.intake,
         components.store,

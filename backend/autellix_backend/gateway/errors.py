@@ -8,6 +8,7 @@ GatewayError
 ├── AdminOnlyError            403  the tenant is no admin
 ├── ForeignPageError          403  the request comes from another site's page
 ├── NotFoundError             404  no such program, session or engine
+│   └── UnknownModelError          no engine serves the model
 ├── ConflictError             409  the engine's name is taken, or no engine would be left
 ├── SessionTakenError         409  the session is another client's
 ├── RequestTimeoutError       408  the request did not arrive in time
@@ -31,7 +32,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 
 import msgspec
@@ -44,6 +45,8 @@ RETRY_AFTER_S = 1
 """When a client may retry a call that no engine could take."""
 CLIENT_PATIENCE_S = 60.0
 """The longest wait that OpenAI's clients honour; after a longer one they do not retry."""
+
+SHOWN_MODELS, SHOWN_CHARACTERS = 20, 200
 
 ANTHROPIC_TYPES = {
     HTTPStatus.UNAUTHORIZED: "authentication_error",
@@ -173,6 +176,15 @@ class ForeignPageError(GatewayError, status=HTTPStatus.FORBIDDEN, code="foreign_
 
 class NotFoundError(GatewayError, status=HTTPStatus.NOT_FOUND, code="not_found"):
     """There is no program, session or engine of this id."""
+
+
+class UnknownModelError(NotFoundError, code="model_not_found"):
+    """No engine serves the model of a call."""
+
+    def __init__(self, model: str | None, known: Sequence[str]) -> None:
+        names = ", ".join(map(repr, known[:SHOWN_MODELS])) + (", …" if len(known) > SHOWN_MODELS else "")
+        shown = repr(model)[:SHOWN_CHARACTERS]
+        super().__init__(f"model: no engine serves {shown}; expected one of {names}", param="model")
 
 
 class ConflictError(GatewayError, status=HTTPStatus.CONFLICT, code="conflict"):

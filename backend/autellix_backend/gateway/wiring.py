@@ -17,6 +17,7 @@ from autellix_backend.gateway.calls.registry import CallRegistry
 from autellix_backend.gateway.calls.router import Router
 from autellix_backend.gateway.classes import ProgramClasses
 from autellix_backend.gateway.engines.handle import EngineHandle
+from autellix_backend.gateway.engines.models import ModelLists
 from autellix_backend.gateway.engines.pool import EnginePool
 from autellix_backend.gateway.explain.event_feed import EventFeed
 from autellix_backend.gateway.explain.recent_load import RecentLoad
@@ -117,7 +118,8 @@ class Components:
         )
         self.pool = EnginePool(make_handle, metrics.forget_engine)
         self.pool.subscribe(self._on_engine_change)
-        balancer = make_balancer(settings.balancer.name, settings.balancer.threshold_tokens)
+        self.models = ModelLists(self.pool, settings.engine.api_key, clock)
+        balancer = partial(make_balancer, settings.balancer.name, settings.balancer.threshold_tokens)
         self.router = Router(self.pool, balancer, partial(metrics.count_refusal, ""))
         self._subscribe()
         for engine in engines:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -63,6 +63,8 @@ class ArrivingCall:
     prefix: str = ""
     """The id of the beginning that its program's prompts share with those of others, such as instructions and
     tools; "" if unknown. That of a known program is remembered."""
+    among: Collection[str] | None = None
+    """The engines that can answer it, such as those with its model; None for all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,10 +108,10 @@ class Balancer(ABC):
 
     @abstractmethod
     def assign(self, call: ArrivingCall, loads: Sequence[EngineLoad]) -> str:
-        """Choose the engine of an arriving call, among those that accept calls.
+        """Choose the engine of an arriving call, of those that can answer it and accept calls.
 
         Raises:
-            NoEngineError: none does.
+            NoEngineError: there is none.
         """
 
     def finished(self, call: FinishedCall) -> None:  # noqa: B027 - most have nothing to learn
@@ -130,6 +132,18 @@ def accepting(loads: Sequence[EngineLoad]) -> list[EngineLoad]:
         NoEngineError: there is none.
     """
     found = [load for load in loads if load.is_accepting]
+    if not found:
+        raise NoEngineError(len(loads))
+    return found
+
+
+def able(call: ArrivingCall, loads: Sequence[EngineLoad]) -> list[EngineLoad]:
+    """Return those of the engines that can answer a call.
+
+    Raises:
+        NoEngineError: there is none.
+    """
+    found = [load for load in loads if call.among is None or load.name in call.among]
     if not found:
         raise NoEngineError(len(loads))
     return found

@@ -29,6 +29,7 @@ from autellix_backend.core.balance.base import (
     EngineLoad,
     FinishedCall,
     LostEngines,
+    able,
     accepting,
 )
 from autellix_backend.core.balance.cost import MeanCall, cost_s
@@ -67,11 +68,11 @@ class LocalityBounded(Balancer):
 
     def assign(self, call: ArrivingCall, loads: Sequence[EngineLoad]) -> str:
         """Choose the engine where the call costs least, or the program's own if that is hardly more."""
-        engines = self._accepting(loads)
+        engines = able(call, self._accepting(loads))
         pin = self._pins.get(call.program_id)
         costs = {load.name: self._cost_s(load, call, pin) for load in engines}
         engine = min(costs, key=costs.__getitem__)
-        if pin is not None and costs[engine] > (1 - MARGIN) * costs[pin.engine]:
+        if pin is not None and pin.engine in costs and costs[engine] > (1 - MARGIN) * costs[pin.engine]:
             engine = pin.engine
         calls = 1 if pin is None else pin.calls + 1
         self._pin(call.program_id, EnginePin(engine, call.prompt_tokens, calls))

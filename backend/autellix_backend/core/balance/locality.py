@@ -10,6 +10,7 @@ from autellix_backend.core.balance.base import (
     Balancer,
     EngineLoad,
     LostEngines,
+    able,
     accepting,
     least_used,
 )
@@ -36,9 +37,11 @@ class Locality(Balancer):
         engines = accepting(loads)
         if gone := self._lost.update(engines):
             self._pins = {program: engine for program, engine in self._pins.items() if engine not in gone}
+        engines = able(call, engines)
         if call.prompt_tokens < self._threshold_tokens:  # Alg. 2, line 2
             return least_used(engines).name  # Alg. 2, line 3
-        if call.program_id not in self._pins:  # Alg. 2, line 5
+        pin = self._pins.get(call.program_id)
+        if not any(load.name == pin for load in engines):  # Alg. 2, line 5
             self._pins[call.program_id] = least_used(engines).name  # Alg. 2, lines 9-10
         return self._pins[call.program_id]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from autellix_backend.core.balance.base import ArrivingCall, Balancer, EngineLoad, accepting, least_used
+from autellix_backend.core.balance.base import ArrivingCall, Balancer, EngineLoad, able, accepting, least_used
 
 
 class RoundRobin(Balancer):
@@ -16,9 +16,9 @@ class RoundRobin(Balancer):
     def __init__(self) -> None:
         self._calls = 0
 
-    def assign(self, call: ArrivingCall, loads: Sequence[EngineLoad]) -> str:  # noqa: ARG002
+    def assign(self, call: ArrivingCall, loads: Sequence[EngineLoad]) -> str:
         """Choose the next engine."""
-        engines = accepting(loads)
+        engines = able(call, accepting(loads))
         engine = engines[self._calls % len(engines)]
         self._calls += 1
         return engine.name
@@ -29,6 +29,6 @@ class LeastUsed(Balancer):
 
     name: ClassVar[str] = "least_used"
 
-    def assign(self, call: ArrivingCall, loads: Sequence[EngineLoad]) -> str:  # noqa: ARG002
+    def assign(self, call: ArrivingCall, loads: Sequence[EngineLoad]) -> str:
         """Choose the engine with the fewest calls."""
-        return least_used(accepting(loads)).name
+        return least_used(able(call, accepting(loads))).name

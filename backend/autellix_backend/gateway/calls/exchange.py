@@ -26,6 +26,7 @@ from autellix_backend.gateway.calls.router import Router
 from autellix_backend.gateway.calls.sse import begins_stream, engine_error_event, error_event, holds_error
 from autellix_backend.gateway.calls.usage import read_usage
 from autellix_backend.gateway.engines.handle import EngineHandle
+from autellix_backend.gateway.engines.models import ModelLists
 from autellix_backend.gateway.engines.upstream import EngineResetError
 from autellix_backend.gateway.errors import (
     EngineAnswerError,
@@ -59,6 +60,7 @@ class CallEndpoint:
     tenants: Tenants
     tokens: SessionTokens
     resolver: IdentityResolver
+    models: ModelLists
     router: Router
     registry: CallRegistry
     arguments: EngineArguments
@@ -82,10 +84,18 @@ class CallEndpoint:
             await hold.pause()
             body = bounded(parse_body(data, dialect), tenant.limits, dialect)
             await hold.pause()
+            await self.models.check(body.model)
             named = read_identity(headers, body.fields, self.registry.new_id()).scoped_to(tenant)
             verified = await self.tokens.verify(named, headers, tenant)
             identity = await self.resolver.resolve(verified, body.fields, tenant)
-            call = GatewayCall(dialect=dialect, tenant=tenant, identity=identity, headers=headers, body=body)
+            call = GatewayCall(
+                dialect=dialect,
+                tenant=tenant,
+                identity=identity,
+                headers=headers,
+                body=body,
+                model=body.model,
+            )
             self.router.assign(call)
             # From here on the body counts as part of its call.
             hold.release()

@@ -6,11 +6,10 @@ while the call is queued. With one engine there is no choice, and nothing is rem
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from autellix_backend.core.balance import ArrivingCall, Balancer, FinishedCall, Placement
 from autellix_backend.core.balance.speed import fastest
-from autellix_backend.core.errors import NoEngineError
 from autellix_backend.gateway.calls.call import GatewayCall
 from autellix_backend.gateway.engines.handle import EngineHandle
 from autellix_backend.gateway.engines.pool import EnginePool
@@ -56,10 +55,15 @@ class PromptLengths:
 class Router:
     """Assigns calls to the engines of a pool."""
 
-    def __init__(self, pool: EnginePool, balancer: Balancer, on_refusal: Callable[[str], None]) -> None:
+    def __init__(
+        self, pool: EnginePool, make_balancer: Callable[[], Balancer], on_refusal: Callable[[str], None]
+    ) -> None:
         self.pool = pool
         self._on_refusal = on_refusal
-        self._balancer = balancer
+        self._make_balancer = make_balancer
+        self._groups: Sequence[frozenset[str]] = ()
+        self._balancers = [make_balancer()]
+        """That of each group: a program has a context at an engine of each."""
         self._prompts = PromptLengths()
         self._programs: set[str] = set()
         """The programs that have had a call since they entered the process table."""
@@ -79,7 +83,7 @@ class Router:
         try:
             handle = self._choose(call)
             if not handle.bounds.has_room(size_bytes):
-                handle = self._least_used_with_room(size_bytes) or handle
+                handle = self._least_used_with_room(call) or handle
             if self.pool.is_shutting_down:
                 self._on_refusal("draining")
                 raise ShuttingDownError
@@ -125,7 +129,7 @@ class Router:
                 decode_tokens=usage.output_tokens,
                 duration_s=settled.engine_time_s,
             )
-        self._balancer.finished(
+        self._group_of(settled.engine)[1].finished(
             FinishedCall(
                 program_id=settled.start.program_id,
                 engine=settled.engine,
@@ -138,11 +142,12 @@ class Router:
     def on_program_ended(self, program_id: str) -> None:
         """Drop what is kept of a program."""
         self._programs.discard(program_id)
-        self._balancer.forget(program_id)
+        self._forget(program_id)
 
     def placement(self, program_id: str) -> Placement | None:
         """Return why a program is on its engine; None where memory decided nothing."""
-        return self._balancer.placement(program_id)
+        placements = (balancer.placement(program_id) for balancer in self._balancers)
+        return next((placement for placement in placements if placement is not None), None)
 
     def _put(self, call: GatewayCall, handle: EngineHandle) -> None:
         handle.hold()
@@ -152,41 +157,63 @@ class Router:
         """Choose an engine; an avoided one only if there is no other."""
         if len(self.pool) == 1:
             return next(iter(self.pool))
-        arriving = ArrivingCall(call.identity.program, call.prompt_tokens, call.prefix)
-        accepting = {handle for handle in self.pool if handle is not avoided and handle.is_accepting()}
+        able = self.pool.serving(call.model)
+        among = {each.name for each in able if each is not avoided and each.is_accepting()}
         # An engine finds the responses that it has stored itself, and no others.
-        holders = {handle for handle in accepting if handle.name == call.identity.engine}
-        accepting = holders or accepting
-        best = fastest(handle.speed for handle in accepting)
-        loads = [handle.load(best, is_accepting=handle in accepting) for handle in self.pool]
-        try:
-            chosen = self.pool.get(self._balancer.assign(arriving, loads))
-        except NoEngineError:
-            return self._where_to_wait(avoided)
-        for handle in self.pool:
+        among = among & {call.identity.engine} or among
+        if not among:
+            return self._where_to_wait(able, avoided)
+        group, balancer = self._group_of(able[0].name)
+        arriving = ArrivingCall(call.identity.program, call.prompt_tokens, call.prefix, among)
+        best = fastest(handle.speed for handle in group if handle.name in among)
+        loads = [handle.load(best, is_accepting=handle.is_accepting()) for handle in group]
+        chosen = self.pool.get(balancer.assign(arriving, loads))
+        for handle in group:
             handle.speed.on_call_placed(is_here=handle is chosen)
         return chosen
+
+    def _group_of(self, engine: str) -> tuple[list[EngineHandle], Balancer]:
+        """Return the engines that share models with one, and their balancer."""
+        if self._groups is not self.pool.groups:
+            self._regroup()
+        # It may have left meanwhile.
+        place = next((place for place, group in enumerate(self._groups) if engine in group), 0)
+        return [handle for handle in self.pool if handle.name in self._groups[place]], self._balancers[place]
+
+    def _regroup(self) -> None:
+        """Give each group the balancer of one that it shares engines with, else a fresh one."""
+        old = list(zip(self._groups, self._balancers, strict=False))
+        balancers: list[Balancer] = []
+        for group in self.pool.groups:
+            kept = (each for engines, each in old if engines & group and each not in balancers)
+            balancers.append(next(kept, None) or self._make_balancer())
+        self._groups, self._balancers = self.pool.groups, balancers
+
+    def _forget(self, program_id: str) -> None:
+        for balancer in self._balancers:
+            balancer.forget(program_id)
 
     def _reads_prefix_of(self, call: GatewayCall) -> bool:
         """Return whether the choice depends on what the call's prompt begins with."""
         is_new = call.identity.program not in self._programs
-        return is_new and self._balancer.reads_prefixes and len(self.pool) > 1
+        return is_new and self._balancers[0].reads_prefixes and len(self.pool) > 1
 
-    def _where_to_wait(self, avoided: EngineHandle | None) -> EngineHandle:
+    def _where_to_wait(self, able: Sequence[EngineHandle], avoided: EngineHandle | None) -> EngineHandle:
         """Return the engine that a call waits for while none accepts calls; it moves on when one does."""
         if avoided is not None:
             return avoided
-        staying = [handle for handle in self.pool if not handle.is_draining]
+        staying = [handle for handle in able if not handle.is_draining]
         if not staying:
             raise EngineUnavailableError("there is no engine that takes calls")
         return min(staying, key=lambda handle: handle.open_calls)
 
-    def _least_used_with_room(self, body_bytes: int) -> EngineHandle | None:
-        """Return the least used of the engines that accept calls and have room for another body."""
-        found = [each for each in self.pool if each.is_accepting() and each.bounds.has_room(body_bytes)]
+    def _least_used_with_room(self, call: GatewayCall) -> EngineHandle | None:
+        """Return the least used of the engines that accept a call and have room for its body."""
+        able, size_bytes = self.pool.serving(call.model), call.body.size_bytes
+        found = [each for each in able if each.is_accepting() and each.bounds.has_room(size_bytes)]
         return min(found, key=lambda handle: handle.open_calls, default=None)
 
     def _forget_unless_begun(self, call: GatewayCall) -> None:
         if call.identity.program not in self._programs:
             # The store does not have the program, so its end will not be published.
-            self._balancer.forget(call.identity.program)
+            self._forget(call.identity.program)

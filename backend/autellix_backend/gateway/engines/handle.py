@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from autellix_backend.core.balance import EngineLoad
 from autellix_backend.core.balance.memory import MemoryReport
@@ -83,7 +83,7 @@ class EngineHandle:
         gateway_id: str,
         hides_keys: bool,
         clock: Callable[[], float],
-        can_move: Callable[[], bool],
+        can_move: Callable[[str | None], bool],
         on_report: Callable[[str, EngineReport], None],
         on_snapshot: Callable[[str, EngineSnapshot | None, EngineSnapshot], None],
         on_link_change: Callable[[EngineHandle], None],
@@ -97,7 +97,7 @@ class EngineHandle:
             gateway_id: The id that the engine's reports for this gateway name.
             hides_keys: Whether clients' keys are the gateway's own, which no engine may see.
             clock: Monotonic seconds.
-            can_move: Returns whether another engine accepts calls.
+            can_move: Returns whether another engine accepts calls for a model.
             on_report: Is called with the engine's name and each report.
             on_snapshot: Is called with the engine's name, its rank's snapshot before, and a new one.
             on_link_change: Is called after each change of the report link.
@@ -106,6 +106,8 @@ class EngineHandle:
         self.engine = engine
         self.name = engine.name
         """The name that receipts show."""
+        self.models: Mapping[str, object] = {}
+        """The models that it lists, as it describes each; none if that is unknown."""
         self.clock = clock
         self._settings = settings
         self._metrics = metrics

@@ -9,12 +9,13 @@ import asyncio
 import contextlib
 import itertools
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from autellix_backend.engines.base import Engine
 from autellix_backend.engines.supervisor import EngineChange
 from autellix_backend.gateway.engines.handle import EngineHandle
+from autellix_backend.gateway.engines.model_groups import groups_of
 from autellix_backend.gateway.errors import ConflictError, EngineUnavailableError, NotFoundError
 
 REVIEW_PERIOD_S = 0.2
@@ -40,6 +41,8 @@ class EnginePool:
         self._link_listeners: list[Callable[[EngineHandle], None]] = []
         self._departures: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
+        self.groups: Sequence[frozenset[str]] = ()
+        """The names of engines that share models; as of the last regroup()."""
         self.is_shutting_down = False
         """Whether the gateway takes no further calls."""
 
@@ -77,9 +80,36 @@ class EnginePool:
         if name in self._handles:
             raise ConflictError(f"there is an engine {name!r} already", param="name")
 
-    def can_move_from(self, name: str) -> bool:
-        """Return whether another engine than this accepts calls."""
-        return any(handle.is_accepting() for handle in self if handle.name != name)
+    @property
+    def models(self) -> dict[str, object]:
+        """The models that the engines list, each as the first of them describes it."""
+        found: dict[str, object] = {}
+        for handle in self:
+            found |= {name: facts for name, facts in handle.models.items() if name not in found}
+        return found
+
+    def serving(self, model: str | None) -> list[EngineHandle]:
+        """Return the engines that may be asked for a model, or by default for the first engine's first one.
+
+        Where no engine lists it, that is for the engines to decide, unless they serve different models.
+        """
+        handles = list(self)
+        if model is None and handles:
+            model = next(iter(handles[0].models), None)
+        listing = [handle for handle in handles if model in handle.models]
+        if listing or len(self.groups) < 2:
+            return listing or handles
+        return [handle for handle in handles if not handle.models]
+
+    def regroup(self) -> None:
+        """Take note of engines that came or left, and of changed lists of models."""
+        groups = groups_of({handle.name: handle.models for handle in self})
+        if groups != self.groups:
+            self.groups = groups
+
+    def can_move_from(self, name: str, model: str | None) -> bool:
+        """Return whether another engine than this accepts calls for a model."""
+        return any(handle.is_accepting() for handle in self.serving(model) if handle.name != name)
 
     def subscribe(self, listener: Callable[[EngineChange], None]) -> None:
         """Call a listener at every change of any engine, present or future; it must not raise."""
@@ -107,6 +137,7 @@ class EnginePool:
         handle.supervisor.subscribe(self._on_change)
         handle.on_unused = partial(self._on_unused, handle)
         self._handles[engine.name] = handle
+        self.regroup()
         if self._timer is not None:
             handle.open()
             self._review_queues()
@@ -170,11 +201,12 @@ class EnginePool:
             handle.queue.shut_down()
 
     @contextlib.contextmanager
-    def use(self, name: str | None) -> Iterator[EngineHandle]:
+    def use(self, name: str | None, model: str | None = None) -> Iterator[EngineHandle]:
         """Hold an engine, or if it is not there the first that accepts calls, for what is no call."""
-        if not self._handles:
+        able = self.serving(model)
+        if not able:
             raise EngineUnavailableError("there is no engine")
-        accepting = next((handle for handle in self if handle.is_accepting()), next(iter(self)))
+        accepting = next((handle for handle in able if handle.is_accepting()), able[0])
         handle = accepting if name is None else self._handles.get(name, accepting)
         handle.hold()
         try:
@@ -211,6 +243,7 @@ class EnginePool:
 
     def _on_unused(self, handle: EngineHandle) -> None:
         del self._handles[handle.name]
+        self.regroup()
         task = asyncio.create_task(self._part(handle))
         self._departures.add(task)
         task.add_done_callback(self._departures.discard)

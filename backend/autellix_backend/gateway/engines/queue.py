@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import math
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
@@ -33,6 +34,8 @@ class QueuedCall:
 
     arrival: Arrival = field(init=False, repr=False)
     """What the order depends on."""
+    model: str | None = None
+    """The model that it asks for."""
     wait_s: float = 0.0
     """Its time in queues, over all attempts."""
     inactive_s: float = 0.0
@@ -62,8 +65,8 @@ class EngineQueue:
     supervisor: Supervisor
     settings: Settings
     metrics: GatewayMetrics
-    can_move: Callable[[], bool]
-    """Returns whether another engine accepts calls."""
+    can_move: Callable[[str | None], bool]
+    """Returns whether another engine accepts calls for a model."""
     clock: Callable[[], float]
     is_draining: bool = False
     """Whether queued calls should move to other engines."""
@@ -202,14 +205,14 @@ class EngineQueue:
         obstacle = self._obstacle()
         if obstacle is None and not self.is_draining and not self._is_shutting_down:
             return
-        can_move, is_failed = self.can_move(), self.supervisor.state is EngineState.FAILED
+        can_move, is_failed = functools.cache(self.can_move), self.supervisor.state is EngineState.FAILED
         for key, call in list(self._queued.items()):
             if call.turn.done():
                 # It was cancelled and leaves soon.
                 continue
             if self._is_shutting_down:
                 self._refuse(call, ShuttingDownError(), "draining")
-            elif can_move:
+            elif can_move(call.model):
                 del self._queued[key]
                 call.turn.set_result(False)
             elif obstacle is not None and (is_failed or self._has_waited(call)):

@@ -12,7 +12,6 @@ from pydantic import AfterValidator, BaseModel, Field
 from autellix_backend.engines.base import EngineError
 from autellix_backend.engines.factory import make_remote
 from autellix_backend.engines.report_client import ReportClient
-from autellix_backend.engines.served_models import NoSharedModelError, check_models
 from autellix_backend.gateway.engines.handle import EngineHandle
 from autellix_backend.gateway.errors import ConflictError, InvalidRequestError
 from autellix_backend.gateway.explain.kv_memory import KvMemory, kv_memory
@@ -54,6 +53,8 @@ class EngineRow:
 
     name: str
     base_url: str
+    models: list[str]
+    """That it lists; none where it is the only engine, or its list is not known yet."""
     is_alive: bool
     state: str
     failure: str | None
@@ -148,16 +149,12 @@ async def add_engine(engine: NewEngine, parts: Parts) -> EngineRow:
     try:
         remote = make_remote(ours, engine.url, name=name, kind=engine.kind, report_port=engine.report_port)
         await remote.start()
-        warning = await check_models([*(handle.engine for handle in pool), remote], ours.api_key)
-    except NoSharedModelError as error:
-        raise ConflictError(str(error), param="url") from error
     except SettingsError as error:
         raise InvalidRequestError(f"url: {error.problem}; expected {error.expected}", param="url") from error
     except EngineError as error:
         raise InvalidRequestError(f"url: {error}", param="url") from error
-    if warning is not None:
-        logger.warning("%s", warning)
     handle = pool.join(remote)
+    await parts.models.read()
     if handle.link.endpoints:
         await handle.link.settled(LINK_WAIT_S)
     return _row(handle)
@@ -195,6 +192,7 @@ def _row(member: EngineHandle) -> EngineRow:
     return EngineRow(
         name=engine.name,
         base_url=engine.base_url,
+        models=list(member.models),
         is_alive=engine.is_alive(),
         state=member.state,
         failure=engine.failure() or member.supervisor.reason,

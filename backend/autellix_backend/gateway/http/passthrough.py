@@ -1,13 +1,17 @@
-"""Endpoints that forward requests to an engine unread; these are no calls."""
+"""Endpoints that forward requests to an engine as they are; these are no calls."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 
+import msgspec
 from aiohttp import ClientResponse
 from starlette.types import Receive, Scope, Send
 
+from autellix_backend.engines.probe import MODELS_PATH
 from autellix_backend.gateway.calls.sse import error_event
+from autellix_backend.gateway.engines.models import ModelLists
 from autellix_backend.gateway.engines.pool import EnginePool
 from autellix_backend.gateway.engines.upstream import Upstream, request_headers, response_headers
 from autellix_backend.gateway.errors import GatewayError, InvalidRequestError, error_shape
@@ -17,12 +21,19 @@ from autellix_backend.gateway.tenancy.tenants import Tenant, Tenants
 from autellix_backend.stores.base import ProgramStore
 
 
+class _Named(msgspec.Struct):
+    """What is read of a body."""
+
+    model: str | None = None
+
+
 class PassthroughEndpoint:
     """ASGI app of the paths that are forwarded unread, streams included."""
 
     def __init__(
         self,
         pool: EnginePool,
+        models: ModelLists,
         tenants: Tenants,
         intake: Intake,
         store: ProgramStore,
@@ -31,6 +42,7 @@ class PassthroughEndpoint:
         max_body_bytes: int,
     ) -> None:
         self._pool = pool
+        self._models = models
         self._store = store
         self._clock = clock
         self._tenants = tenants
@@ -46,7 +58,14 @@ class PassthroughEndpoint:
         with self._intake.hold(tenant) as hold:
             body = await read_body(headers, receive, hold, self._max_body_bytes, "gateway.max_body_bytes")
             engine = await self._holder(scope, tenant)
-            await run_while_connected(self._relay(scope, engine, target, headers, body, send), receive)
+            if len(self._pool.groups) > 1 and scope["path"].rstrip("/") == MODELS_PATH:
+                await _send_json(send, {"object": "list", "data": list(self._pool.models.values())})
+                return
+            model = _model_of(scope, body)
+            await self._models.check(model)
+            with self._pool.use(engine, model) as handle:
+                relay = self._relay(scope, handle.upstream, target, headers, body, send)
+                await run_while_connected(relay, receive)
 
     async def _holder(self, scope: Scope, tenant: Tenant) -> str | None:
         """Return the engine that has the stored response which a path names."""
@@ -59,17 +78,14 @@ class PassthroughEndpoint:
     async def _relay(
         self,
         scope: Scope,
-        engine: str | None,
+        upstream: Upstream,
         target: str,
         headers: Mapping[str, str],
         body: bytes,
         send: Send,
     ) -> None:
-        forwarded = request_headers(headers)
-        with self._pool.use(engine) as handle:
-            upstream = handle.upstream
-            response = await upstream.forward(scope["method"], target, forwarded, body)
-            await self._answer(upstream, response, scope["path"], send)
+        response = await upstream.forward(scope["method"], target, request_headers(headers), body)
+        await self._answer(upstream, response, scope["path"], send)
 
     async def _answer(self, upstream: Upstream, response: ClientResponse, path: str, send: Send) -> None:
         head = response_headers(response.raw_headers)
@@ -108,6 +124,22 @@ def _target(scope: Scope) -> str:
     path: str = scope["raw_path"].decode("latin-1").rstrip("/")
     query = scope["query_string"].decode("latin-1")
     return f"{path}?{query}" if query else path
+
+
+def _model_of(scope: Scope, body: bytes) -> str | None:
+    """Return the model that a path or a body names; None if that is for the engine to judge."""
+    if (model := scope.get("path_params", {}).get("model_id")) is not None:
+        return str(model)
+    with contextlib.suppress(msgspec.MsgspecError):
+        return msgspec.json.decode(body, type=_Named).model
+    return None
+
+
+async def _send_json(send: Send, value: object) -> None:
+    content = msgspec.json.encode(value)
+    length = (b"content-length", str(len(content)).encode())
+    await _start(send, 200, [(b"content-type", b"application/json"), length])
+    await send({"type": "http.response.body", "body": content})
 
 
 async def _start(send: Send, status: int, headers: list[tuple[bytes, bytes]]) -> None:

@@ -59,6 +59,7 @@ function silenceOf(engine) {
 
 function factsOf(engine) {
   return factList([
+    ["Models", (engine.models ?? []).join(", ") || null],
     ["Step", isKnown(engine.mean_step_s) ? seconds(engine.mean_step_s) : null],
     ["Open calls", count(engine.open_calls)],
     ["Queued at the gateway", count(engine.queued_calls)],
