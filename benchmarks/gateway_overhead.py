@@ -1,15 +1,15 @@
-"""Compare what a call costs through the gateway, a plain pass-through, LiteLLM and Rust routers (Linux).
+"""Compare what a call costs through the gateway, a plain pass-through and gateways of others (Linux).
 
-    python benchmarks/gateway_overhead.py [--before COMMAND] [--litellm COMMAND] [--router COMMAND ...]
+    python benchmarks/gateway_overhead.py [--before COMMAND] [--peers PROGRAM ...]
 
 All stand in front of a fake engine with a token each 2 ms, in processes of their own, and are measured in
 turn, in another order each round. Load comes from 1, 16, 64 and 256 clients: whole answers of one token, and
 streams of 32 events. Connections are opened before the calls are timed. CPU time is that of the process in
 front of the engine; on a busy machine it means more than times on the clock, which are mostly waits for a
-core. Added times are differences of percentiles from calls to the engine itself.
+core. Added times are differences of percentiles from calls to the engine itself. Memory is the proportional
+set size of that process and its children after the calls.
 
-COMMAND is the program of another environment: `autellix` of an earlier version, `litellm` (with its extra
-`proxy`), `vllm-router` or `smg`.
+COMMAND is `autellix` of an earlier version in an environment of its own; peers.py explains PROGRAM.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import argparse
 import asyncio
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Iterable
 from contextlib import AsyncExitStack
@@ -26,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+from peers import peer
 from proxies import Proxy, command, free_port
 
 from autellix_lab.fakes.engine import MODEL_NAME
@@ -41,10 +43,6 @@ ENVIRONMENT = {
     # Or it would be taken for a server without our scheduler, which sends no reports.
     "AUTELLIX_ENGINE_KIND": "vllm",
     "AUTELLIX_ENGINE_REPORT_SECRET": "secret-of-the-benchmark-of-the-gateway",
-    "OPENAI_API_KEY": "none",
-    # It asks the network at its start otherwise, and for a key.
-    "LITELLM_LOCAL_MODEL_COST_MAP": "true",
-    "LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY": "true",
 }
 PLAIN, DIRECT = "plain pass-through", "no proxy"
 TOKENS = {"answer": 1, "stream": 32}
@@ -57,6 +55,8 @@ class Load:
     calls_s: list[float] = field(default_factory=list)
     cpu_s: float = 0.0
     elapsed_s: float = 0.0
+    memory_mib: float = 0.0
+    """The most after any of the rounds."""
 
 
 def body(load: str) -> dict[str, Any]:
@@ -91,6 +91,7 @@ async def add(found: Load, way: Proxy, load: str, clients: int, seconds: float) 
         await asyncio.gather(*(work(client, number) for number in range(clients)))
         found.elapsed_s += time.perf_counter() - start_s
         found.cpu_s += way.processor_s() - cpu_s
+        found.memory_mib = max(found.memory_mib, way.memory_mib())
 
 
 def print_rows(load: str, clients: int, found: dict[str, Load]) -> None:
@@ -102,14 +103,15 @@ def print_rows(load: str, clients: int, found: dict[str, Load]) -> None:
         costs = f"{1e3 * cpu_s:.3f} | {cpu_s / plain_s:.2f}" if cpu_s else "|"
         added = f"{1e3 * p50_s:.2f} | {1e3 * p99_s:.2f}" if way != DIRECT else "|"
         per_s = len(each.calls_s) / each.elapsed_s
-        print(f"| {load} | {clients} | {way} | {costs} | {added} | {per_s:.0f} |", flush=True)
+        memory = f"{each.memory_mib:.0f}" if each.memory_mib else ""
+        print(f"| {load} | {clients} | {way} | {costs} | {added} | {per_s:.0f} | {memory} |", flush=True)
 
 
 def _percentile(load: Load, percent: int) -> float:
     return statistics.quantiles(load.calls_s, n=100, method="inclusive")[percent - 1]
 
 
-async def start(stack: AsyncExitStack, options: argparse.Namespace) -> list[Proxy]:
+async def start(stack: AsyncExitStack, options: argparse.Namespace, folder: Path) -> list[Proxy]:
     """Start all ways; gateways have an engine of their own, of their own version."""
 
     async def engine(python: Path) -> Proxy:
@@ -129,23 +131,20 @@ async def start(stack: AsyncExitStack, options: argparse.Namespace) -> list[Prox
         if program is not None:
             own, port = await engine(program.parent / "python"), free_port()
             ways.append(await way(name, (program, "serve", "--engine", own.url, "--port", port), port))
-    for program in options.router:
-        launch = ("launch",) if program.name == "smg" else ()
-        port, metrics = free_port(), free_port()
-        arguments = (program, *launch, "--worker-urls", url, "--host", "127.0.0.1", "--port", port)
-        ways.append(await way(program.name, (*arguments, "--prometheus-port", metrics), port, "/readiness"))
-    if options.litellm is not None:
-        port = free_port()
-        target = ("--model", f"openai/{MODEL_NAME}", "--api_base", f"{url}/v1", "--telemetry", "False")
-        arguments = (options.litellm, *target, "--host", "127.0.0.1", "--port", port)
-        ways.append(await way("LiteLLM", arguments, port, "/health/liveliness"))
+    for program in options.peers:
+        other = peer(program, [url], free_port(), MODEL_NAME, folder)
+        started = command(
+            other.name, [*other.command], other.port, {**ENVIRONMENT, **other.environment}, other.health
+        )
+        ways.append(await stack.enter_async_context(started))
     return ways
 
 
 async def measure(options: argparse.Namespace) -> None:
     """Measure all ways under all loads, and print what is found."""
     async with AsyncExitStack() as stack:
-        ways = await start(stack, options)
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        ways = await start(stack, options, folder)
         for load in TOKENS:
             for clients in options.clients:
                 loads = {way.name: Load() for way in ways}
@@ -165,13 +164,14 @@ def main() -> None:
     """Run the benchmark from the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--before", type=Path, metavar="COMMAND", help="`autellix` of an earlier version")
-    parser.add_argument("--litellm", type=Path, metavar="COMMAND")
-    parser.add_argument("--router", type=Path, metavar="COMMAND", nargs="+", default=[])
+    parser.add_argument("--peers", type=Path, metavar="PROGRAM", nargs="+", default=[])
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 16, 64, 256], help="at once")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=2.0, help="of calls, for each way in each round")
-    print("| load | clients | through | CPU ms | times plain | added p50, ms | added p99, ms | calls/s |")
-    print("|---|---|---|---|---|---|---|---|")
+    print(
+        "| load | clients | through | CPU ms | times plain | added p50, ms | added p99, ms | calls/s | MiB |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|")
     asyncio.run(measure(parser.parse_args()))
 
 

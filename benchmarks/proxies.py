@@ -15,6 +15,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import aiohttp
+import psutil
 import uvicorn
 import uvloop
 
@@ -43,6 +44,15 @@ class Proxy:
             return 0.0
         threads = Path(f"/proc/{self.pid}/task").glob("*/schedstat")
         return sum(int(path.read_text(encoding="ascii").split()[0]) for path in threads) / 1e9
+
+    def memory_mib(self) -> float:
+        """Return the proportional set size of its process and its children's, in MiB (Linux)."""
+        if self.pid is None:
+            return 0.0
+        process = psutil.Process(self.pid)
+        return (
+            sum(each.memory_full_info().pss for each in (process, *process.children(recursive=True))) / 2**20
+        )
 
 
 @dataclass(frozen=True, slots=True)
