@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Callable
 
+import aiohttp
 import pytest
+from tests.gateway.conftest import until
 from tests.serving import listening
 
 from autellix_backend.cli.main import main
 from autellix_backend.gateway.app import create_app
 from autellix_backend.settings import Settings
-from autellix_lab.fakes.engine import FakeEngine
+from autellix_lab.fakes.engine import FakeBehaviour, FakeEngine
 
 
 def at_work(use: Callable[[str, str], None]) -> None:
@@ -54,6 +57,9 @@ def test_engines_are_added_drained_and_removed(capsys: pytest.CaptureFixture[str
         assert added[0] == f"late ({third}): up"
         assert added[1].startswith("no report port at tcp://127.0.0.1:1: no bound in flight: the engine's")
         assert told("drain", "one").endswith(": draining")
+        assert re.fullmatch(
+            r"one .*: draining, its last call ended after 0\.\d s", told("drain", "one", "--wait")
+        )
         assert told("undrain", "one").endswith(": up")
         assert told("drain", "one").endswith(": draining")
         assert told("remove", "two").endswith(": left")
@@ -64,6 +70,37 @@ def test_engines_are_added_drained_and_removed(capsys: pytest.CaptureFixture[str
         assert told("remove", "one", "--no-wait").endswith(": leaving")
 
     at_work(use)
+
+
+def test_a_drain_waits_for_the_last_call(capsys: pytest.CaptureFixture[str]) -> None:
+    async def run() -> None:
+        gate = asyncio.Event()
+        engines = [FakeEngine(FakeBehaviour(gate=gate), name="busy"), FakeEngine(name="other")]
+        for engine in engines:
+            await engine.start()
+        body = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
+        async with listening(create_app(Settings(), *engines)) as url, aiohttp.ClientSession() as client:
+            call = asyncio.create_task(client.post(url + "/v1/chat/completions", json=body))
+            await engines[0].wait_until(lambda: bool(engines[0].calls))
+            drain = asyncio.create_task(
+                asyncio.to_thread(main, ["engines", "drain", "busy", "--wait", "--url", url])
+            )
+            await until(lambda: "busy: its open calls: 1" in shown(capsys))
+            assert not drain.done()
+            gate.set()
+            assert await drain == 0
+            assert (await call).status == 200
+        for engine in engines:
+            await engine.stop()
+
+    read: list[str] = []
+
+    def shown(capsys: pytest.CaptureFixture[str]) -> str:
+        read.append("".join(capsys.readouterr()))
+        return "".join(read)
+
+    asyncio.run(run())
+    assert "busy (" in shown(capsys)
 
 
 def test_impossible_changes_are_refused_with_the_reason(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,6 +7,7 @@ import time
 from typing import Any
 from urllib.parse import quote
 
+from autellix_backend.cli.announcements import note
 from autellix_backend.cli.program_table import add_wide_option, engine_table, make_console
 from autellix_backend.cli.remote import RemoteGateway, add_remote_options, print_json
 from autellix_backend.settings import ENGINE_KINDS
@@ -29,6 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--name", help="add: name of the engine, by default remote-0, remote-1, …")
     parser.add_argument("--kind", choices=ENGINE_KINDS, help="add: kind of the server")
     parser.add_argument("--report-port", type=int, help="add: report port of an engine with our scheduler")
+    parser.add_argument("--wait", action="store_true", help="drain: return once its last call has ended")
     parser.add_argument("--no-wait", action="store_true", help="remove: return before the engine has left")
     add_wide_option(parser)
     parser.set_defaults(usage_error=parser.error)
@@ -44,12 +46,17 @@ def run(args: argparse.Namespace) -> int:
         return _list(gateway, is_json=args.json, is_wide=args.wide)
     answer = _change(gateway, args)
     if args.action == "remove" and not args.no_wait:
-        _wait_until_gone(gateway, args.engine)
+        _wait_for_calls(gateway, args.engine, answer["open_calls"])
         answer["state"] = "left"
+    if args.action == "drain" and args.wait:
+        began_s = time.monotonic()
+        answer = _wait_for_calls(gateway, args.engine, answer["open_calls"]) or answer
+        answer["waited_s"] = round(time.monotonic() - began_s, 1)
     if args.json:
         print_json(answer)
     else:
-        print(f"{answer['name']} ({answer['base_url']}): {answer['state']}")
+        waited = f", its last call ended after {answer['waited_s']} s" if "waited_s" in answer else ""
+        print(f"{answer['name']} ({answer['base_url']}): {answer['state']}{waited}")
         if args.action == "add":
             print(answer["scheduling"])
     return 0
@@ -78,6 +85,21 @@ def _change(gateway: RemoteGateway, args: argparse.Namespace) -> dict[str, Any]:
     return gateway.ask("POST", f"{path}/{args.action}")
 
 
-def _wait_until_gone(gateway: RemoteGateway, name: str) -> None:
-    while any(engine["name"] == name for engine in gateway.get(ENGINES)["engines"]):
+def _wait_for_calls(gateway: RemoteGateway, name: str, open_calls: int) -> dict[str, Any] | None:
+    """Wait until a drained engine has no call of this gateway, or has left; return it, or None."""
+    said = 0
+    while open_calls:
+        if open_calls != said:
+            note(f"{name}: its open calls: {open_calls}")
+        said = open_calls
         time.sleep(LOOK_PERIOD_S)
+        engine = _find(gateway, name)
+        open_calls = engine["open_calls"] if engine else 0
+    while (engine := _find(gateway, name)) and engine["state"] == "leaving":
+        time.sleep(LOOK_PERIOD_S)
+    return engine
+
+
+def _find(gateway: RemoteGateway, name: str) -> dict[str, Any] | None:
+    engines: list[dict[str, Any]] = gateway.get(ENGINES)["engines"]
+    return next((engine for engine in engines if engine["name"] == name), None)
