@@ -49,7 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     formats.add_argument(
         "--otel",
         action="store_true",
-        help="as OpenTelemetry traces, which inference-perf replays: a folder, a file for each program",
+        help="as OpenTelemetry traces, which inference-perf and GuideLLM replay: a folder, a file for each "
+        "program",
     )
     export.add_argument(
         "-o", "--out", type=Path, required=True, metavar="PATH", help="the file or folder to write"
@@ -87,7 +88,7 @@ def _export_folder(
     _check_times(args.trace, found)
     args.out.mkdir(parents=True, exist_ok=True)
     for number, converted in enumerate(found, start=1):
-        (args.out / f"trace_{number:04}.json").write_text(_compact(converted), encoding="utf-8")
+        (args.out / f"trace_{number:04}.json").write_text(_compact(converted) + "\n", encoding="utf-8")
     print(f"{args.out}: {len(found)} programs")
 
 

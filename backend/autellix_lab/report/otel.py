@@ -1,4 +1,4 @@
-"""Programs as OpenTelemetry traces, which inference-perf replays (`otel_trace_replay`).
+"""Programs as OpenTelemetry traces, which inference-perf and GuideLLM replay.
 
 A program is a file of spans: one for the program, and one below it for each call, with messages and the
 attributes of a gateway's own spans (`autellix_backend.observe.tracing`). Times count from 1970 plus the

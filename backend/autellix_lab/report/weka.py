@@ -4,6 +4,8 @@ The format is described at `autellix_lab.workload.loaders.claude_code`, which re
 from the start of the session, those of subagents too, as in the traces that SemiAnalysis publishes. The `t`
 of a subagent is its start, as inference-perf 0.7 and AIPerf 0.13 read it: both take a request with an earlier
 `t` as relative to it. AIPerf refuses a trace that lacks any of the fields that are written here.
+
+Parents are not in the format: a call that starts after another has ended seems to have waited for it.
 """
 
 from __future__ import annotations
