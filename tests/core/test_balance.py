@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from autellix_backend.core.balance import BALANCER_NAMES, EngineLoad, FinishedCall, make_balancer
 from autellix_backend.core.balance.base import ArrivingCall
 from autellix_backend.core.balance.locality import Locality
+from autellix_backend.core.balance.memory import MemoryReport
 from autellix_backend.core.balance.spread import LeastUsed, RoundRobin
 from autellix_backend.core.errors import NoEngineError, UnknownBalancerError
 
@@ -172,3 +174,13 @@ def test_no_memory_decides_where_engines_report_none(name: str) -> None:
     balancer.assign(ArrivingCall("p", 4000), engines({"a": 0, "b": 0}))
 
     assert balancer.placement("p") is None
+
+
+def test_saturation_is_what_the_programs_need_over_what_the_engine_has() -> None:
+    [load] = engines({"a": 6})
+    assert load.saturation == 1.5
+    memory = MemoryReport(
+        capacity_tokens=1000.0, active_tokens=900, active_programs=3, inactive_tokens=1100, inactive_calls=2
+    )
+    assert replace(load, memory=memory).saturation == 2.0
+    assert replace(load, running=4, waiting=8, memory=memory).saturation == 3.0

@@ -118,6 +118,7 @@ def test_all_objects_are_valid_for_kubernetes(values: dict[str, Any], version: s
         ({"settings": {"engine": {"max_in_flight": {"a": 1}}}}, "max_in_flight"),
         ({"settings": {"engine": {"report_secret": "in the open 123"}}}, "report_secret"),
         ({"engine": {"model": ""}}, "model"),
+        ({"engine": {"autoscaling": {"enabled": True}}}, "prometheus"),
         ({"engine": {"extraArgs": ["--port=9"]}}, "extraArgs"),
         ({"externalEngines": ["gpu1:8000"]}, "externalEngines"),
         ({"ingress": {"enabled": True}}, "host"),
@@ -292,6 +293,19 @@ def test_the_autoscaler_and_the_deployment_do_not_fight() -> None:
     manifests = render(EVERYTHING)
     assert "replicas" not in the(manifests, "Deployment", "gateway")["spec"]
     assert the(manifests, "HorizontalPodAutoscaler")["spec"]["maxReplicas"] == 8
+
+
+def test_engines_scale_by_their_saturation() -> None:
+    manifests = render({"engine": {"autoscaling": {"enabled": True, "prometheus": "http://prometheus:9090"}}})
+    assert "replicas" not in the(manifests, "StatefulSet", "engine")["spec"]
+    scaled = the(manifests, "ScaledObject")["spec"]
+    assert scaled["scaleTargetRef"]["name"] == the(manifests, "StatefulSet", "engine")["metadata"]["name"]
+    assert (scaled["minReplicaCount"], scaled["maxReplicaCount"]) == (2, 8)
+    [trigger] = scaled["triggers"]
+    assert trigger["metadata"]["threshold"] == "0.8"
+    assert set(re.findall(r"autellix_\w+", trigger["metadata"]["query"])) == {"autellix_engine_saturation"}
+    # Gateways know the addresses of all that there may be, and wait for those.
+    assert len(variables(manifests, "gateway")["AUTELLIX_ENGINE_URLS"].split()) == 8
 
 
 def test_the_chart_works_with_running_engines_only() -> None:

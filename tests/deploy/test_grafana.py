@@ -46,9 +46,8 @@ def dashboard(name: str) -> dict[str, Any]:
 
 
 def rules() -> list[dict[str, Any]]:
-    [group] = yaml.safe_load((FOLDER / "alerts.yaml").read_text(encoding="utf-8"))["groups"]
-    found: list[dict[str, Any]] = group["rules"]
-    return found
+    groups = yaml.safe_load((FOLDER / "alerts.yaml").read_text(encoding="utf-8"))["groups"]
+    return [rule for group in groups for rule in group["rules"]]
 
 
 def queries() -> Iterator[str]:
@@ -124,6 +123,8 @@ def test_legends_name_labels_that_the_query_keeps() -> None:
 
 def test_every_alert_says_what_happened_and_what_to_do() -> None:
     for rule in rules():
+        if "record" in rule:
+            continue
         assert rule["alert"].startswith("Autellix")
         assert rule["labels"]["severity"] in {"critical", "warning", "info"}
         assert rule["annotations"]["summary"] and rule["annotations"]["description"]

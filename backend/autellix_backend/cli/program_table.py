@@ -141,6 +141,7 @@ _ENGINE_COLUMNS: Columns = {
 }
 _WIDE_ENGINE_COLUMNS: Columns = {
     "SLOTS": _text("slots"),
+    "SATURATION": _share("saturation"),
     "WORKING SET": _working_set,
     "MEMORY WAIT": _time("memory_wait_s"),
     "STEP": _time("mean_step_s"),

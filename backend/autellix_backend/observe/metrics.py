@@ -27,6 +27,7 @@ MAX_VENDOR_HEADERS = 32
 """Models with series of their own; the number of adapters has no bound."""
 
 _ENGINE_GAUGES = {
+    "engine_saturation": ("What its programs need over what the engine has.", "model"),
     "queued_calls": ("Calls in the gateway's queue.",),
     "unanswered_calls": ("Calls without a byte of their answer.",),
     "unanswered_bytes": ("Bytes of the bodies of calls without a byte of their answer.",),

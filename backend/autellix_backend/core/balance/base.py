@@ -52,6 +52,15 @@ class EngineLoad:
         """Calls that wait or run there: the paper's measure of use."""
         return self.running + self.waiting
 
+    @property
+    def saturation(self) -> float:
+        """What its programs need over what it has.
+
+        That is contexts over KV memory, or calls over slots if that is more. Above 1 programs wait. The sum over engines says how many engines' worth of programs there are.
+        """
+        calls = self.calls / self.slots
+        return calls if self.memory is None else max(calls, self.memory.demand)
+
 
 @dataclass(frozen=True, slots=True)
 class ArrivingCall:

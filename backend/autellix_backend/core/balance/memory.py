@@ -61,6 +61,11 @@ class MemoryReport:
         return ends * max(between_ends_s, self.between_ends_s)
 
     @property
+    def demand(self) -> float:
+        """The contexts of all programs there, active or not, over what active ones may fill."""
+        return (self.active_tokens + self.inactive_tokens) / max(1.0, self.capacity_tokens)
+
+    @property
     def mean_wait_s(self) -> float:
         """How long (s) a new program with a mean context should wait."""
         return self.wait_s(self.active_tokens / max(1, self.active_programs))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 from autellix_backend.core.balance import EngineLoad
 from autellix_backend.core.balance.memory import MemoryReport
-from autellix_backend.core.balance.speed import Speed, SpeedEstimate
+from autellix_backend.core.balance.speed import Speed, SpeedEstimate, fastest
 from autellix_backend.engines.base import Engine
 from autellix_backend.engines.ray_replica import RayReplica
 from autellix_backend.engines.report_client import LinkState, ReportClient
@@ -324,8 +324,17 @@ class EngineHandle:
         """Keep a snapshot that one of its ranks sent; return that rank's one before."""
         return self.snapshots.put(snapshot, self.clock(), self.open_calls)
 
+    @property
+    def saturation(self) -> float | None:
+        """What its programs need over what it has; None while it is not up."""
+        if not self.supervisor.is_up:
+            return None
+        return self.load(fastest((self.speed,)), is_accepting=True).saturation
+
     def measure(self, gauges: EngineGauges) -> None:
         """Set the gauges of its queue."""
+        if (saturation := self.saturation) is not None:
+            gauges.set(self.name, engine_saturation={next(iter(self.models), ""): saturation})
         gauges.set(
             self.name,
             queued_calls=len(self.queue),

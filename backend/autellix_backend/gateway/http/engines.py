@@ -70,6 +70,8 @@ class EngineRow:
     """`gateway` or `engine`: who orders the calls that find no slot."""
     max_in_flight: int | None
     """The bound on this gateway's calls there, set or learned; None if the engine takes all."""
+    saturation: float | None
+    """What its programs need over what it has, of KV memory or slots; None while it is not up."""
     open_calls: int
     queued_calls: int
     """Calls that wait for it at the gateway."""
@@ -202,6 +204,7 @@ def _row(member: EngineHandle) -> EngineRow:
         scheduling=member.reporting.text,
         ordered_by=member.reporting.ordered_by,
         max_in_flight=member.max_in_flight,
+        saturation=member.saturation,
         open_calls=member.open_calls,
         queued_calls=len(member.queue),
         prefill_s_per_token=member.speed.prefill_s_per_token,

@@ -2,7 +2,7 @@
 
 import { kvBar, slotBar } from "./bars.js";
 import { apart, el, factList, setText } from "./dom.js";
-import { count, isKnown, oneOrMany, seconds } from "./format.js";
+import { count, isKnown, oneOrMany, seconds, share } from "./format.js";
 import { noAnswer, poll } from "./polling.js";
 
 const PERIOD_MS = 1000;
@@ -59,6 +59,7 @@ function silenceOf(engine) {
 
 function factsOf(engine) {
   return factList([
+    ["Saturation", isKnown(engine.saturation) ? share(engine.saturation) : null],
     ["Models", (engine.models ?? []).join(", ") || null],
     ["Step", isKnown(engine.mean_step_s) ? seconds(engine.mean_step_s) : null],
     ["Open calls", count(engine.open_calls)],

@@ -53,12 +53,16 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- if and .Values.store.redis.enabled (not .Values.store.existingSecret) -}}yes{{- end -}}
 {{- end -}}
 
-{{/* Each pod of the StatefulSet by its own name, then the others. */}}
+{{/* Each pod that the StatefulSet may have by its own name, then the others. */}}
 {{- define "autellix.engineUrls" -}}
 {{- $urls := list -}}
 {{- if .Values.engine.enabled -}}
 {{- $name := printf "%s-engine" (include "autellix.name" .) -}}
-{{- range $number := until (int .Values.engine.replicas) -}}
+{{- $engines := .Values.engine.replicas -}}
+{{- if .Values.engine.autoscaling.enabled -}}
+{{- $engines = .Values.engine.autoscaling.maxReplicas -}}
+{{- end -}}
+{{- range $number := until (int $engines) -}}
 {{- $urls = append $urls (printf "http://%s-%d.%s.%s.svc:8000" $name $number $name $.Release.Namespace) -}}
 {{- end -}}
 {{- end -}}
