@@ -54,9 +54,10 @@ class EngineLoad:
 
     @property
     def saturation(self) -> float:
-        """What its programs need over what it has.
+        """What its programs need over what it has: contexts over KV memory, or calls over slots.
 
-        That is contexts over KV memory, or calls over slots if that is more. Above 1 programs wait. The sum over engines says how many engines' worth of programs there are.
+        The greater of both; above 1 programs wait. The sum over engines says how many engines' worth of
+        programs there are.
         """
         calls = self.calls / self.slots
         return calls if self.memory is None else max(calls, self.memory.demand)
