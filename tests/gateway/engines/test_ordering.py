@@ -160,6 +160,44 @@ def test_a_context_is_what_the_last_answer_stated() -> None:
     assert ordering._machine.call("p-2").new_tokens == 10
 
 
+def with_prefix(key: str, tokens: int) -> Arrival:
+    """Return the first call of a program, whose prompt begins as those of others do."""
+    return Arrival(key, key[0], context=Context(tokens, prefix="tools"))
+
+
+def test_a_prefix_that_first_calls_found_in_the_cache_counts_once() -> None:
+    ordering = admitted()
+    for key, cached_tokens in (("a-1", 0), ("b-1", 200)):
+        ordering.enter(with_prefix(key, 250), 0.0)
+        assert sent(ordering, 0.0) == [key]
+        ordering.leave(key, 1.0, Usage(250, 10, cached_tokens))
+    assert ordering.working_set() == (2, 0, 520, 600), "each has its own so far"
+    ordering.enter(arrival("a-2", 270), 2.0)
+    ordering.enter(arrival("b-2", 270), 2.0)
+    assert ordering.working_set() == (2, 0, 340, 600)
+    ordering.enter(with_prefix("c-1", 260), 2.0)
+    assert ordering._machine.call("c-1").new_tokens == 60
+    assert sorted(sent(ordering, 2.0)) == ["a-2", "b-2", "c-1"]
+    assert ordering.working_set() == (3, 0, 400, 600)
+
+
+def test_only_the_first_call_of_a_program_shows_what_it_shares() -> None:
+    """Later ones find their program's own context, and a call that failed found nothing."""
+    ordering = admitted()
+    for key, usage in (("a-1", None), ("b-1", Usage(250, 10, 0))):
+        ordering.enter(with_prefix(key, 250), 0.0)
+        assert sent(ordering, 0.0) == [key]
+        ordering.leave(key, 1.0, usage)
+    ordering.enter(with_prefix("b-2", 260), 2.0)
+    assert sent(ordering, 2.0) == ["b-2"]
+    ordering.leave("b-2", 3.0, Usage(260, 10, 250))
+    ordering.on_program_ended("a", 3.0)
+    ordering.on_program_ended("b", 3.0)
+    ordering.enter(with_prefix("c-1", 260), 4.0)
+    assert ordering._machine.call("c-1").new_tokens == 260
+    assert not (ordering._prefixes.keys() - {"c"})
+
+
 def test_an_estimate_beyond_all_memory_counts_as_the_last_context() -> None:
     """As of a body with an image; and a call that is as large as it says is refused by its engine at once."""
     ordering = admitted()

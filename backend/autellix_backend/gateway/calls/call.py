@@ -43,7 +43,7 @@ class GatewayCall(QueuedCall):
     prompt_tokens: int = 0
     """The estimated length of its prompt."""
     prefix: str = ""
-    """The id of what its prompt begins with, if the choice of the engine depends on it."""
+    """The id of what its prompt begins with, if it is its program's first and something depends on it."""
     is_unanswered: bool = False
     """Whether it counts in the engine's bounds: until the first byte of its answer."""
 
@@ -133,7 +133,7 @@ class GatewayCall(QueuedCall):
             age_s=inherited.age_s,
             work=inherited.work,
             class_name=class_name,
-            context=Context(self.prompt_tokens),
+            context=Context(self.prompt_tokens, prefix=self.prefix or None),
         )
 
     def make_start(self, key: str, class_id: str | None = None) -> CallStart:

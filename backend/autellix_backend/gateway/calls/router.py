@@ -194,9 +194,11 @@ class Router:
             balancer.forget(program_id)
 
     def _reads_prefix_of(self, call: GatewayCall) -> bool:
-        """Return whether the choice depends on what the call's prompt begins with."""
-        is_new = call.identity.program not in self._programs
-        return is_new and self._balancers[0].reads_prefixes and len(self.pool) > 1
+        """Return whether the choice of the engine, or the order there, depends on how its prompt begins."""
+        if call.identity.program in self._programs:
+            return False
+        is_choice = self._balancers[0].reads_prefixes and len(self.pool) > 1
+        return is_choice or any(handle.queue.has_policy for handle in self.pool)
 
     def _where_to_wait(self, able: Sequence[EngineHandle], avoided: EngineHandle | None) -> EngineHandle:
         """Return the engine that a call waits for while none accepts calls; it moves on when one does."""

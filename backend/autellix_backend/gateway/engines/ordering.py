@@ -21,6 +21,7 @@ from autellix_backend.core.machine import Machine
 from autellix_backend.engines.base import Engine
 from autellix_backend.engines.remote import RemoteEngine
 from autellix_backend.gateway.engines.inactive import Inactive
+from autellix_backend.gateway.engines.prefix_lengths import PrefixLengths
 from autellix_backend.observe.settled_call import Usage
 from autellix_backend.reports.snapshot import AdmissionSnapshot, admission_of
 from autellix_backend.settings import Settings
@@ -98,8 +99,9 @@ class PolicyOrdering:
 
     A sent call is never preempted. What an engine with our scheduler measures is estimated here. A call is
     charged the time that it holds its slot. Its context is the estimated length of its prompt, and once its
-    answer has come, the tokens that this states. The cost of work is the time in which the engine had calls,
-    by the work of those that it finished.
+    answer has come, the tokens that this states. What the first calls of programs found in the cache is the
+    length of the prefix that these share. The cost of work is the time in which the engine had calls, by the
+    work of those that it finished.
     """
 
     has_policy: ClassVar[bool] = True
@@ -122,6 +124,11 @@ class PolicyOrdering:
         """The context of each call."""
         self._last_tokens: dict[str, int] = {}
         """The context that a program's last call has left."""
+        self._prefixes: dict[str, str] = {}
+        """What the prompts of a program begin with, by an id."""
+        self._first_calls: set[str] = set()
+        """The calls before which their program, whose prefix is known, had none here."""
+        self._prefix_lengths = PrefixLengths()
         self._cost_until_s = 0.0
         """Until when the engine's busy time counts in the cost of work."""
         self._memory: MemoryReport | None = None
@@ -135,7 +142,11 @@ class PolicyOrdering:
             # An estimate above all memory is wrong (an image in the body), or the engine will refuse it.
             tokens = context.tokens if context.tokens <= self._kv_tokens else last_tokens
             self._tokens[arrival.call_id] = tokens
-            context = replace(context, tokens=tokens, shared_tokens=min(tokens, last_tokens))
+            prefix, prefix_tokens = self._prefix_of(arrival)
+            context = replace(context, tokens=tokens, shared_tokens=min(tokens, last_tokens), prefix=None)
+            if 0 < prefix_tokens <= tokens:
+                # Its length is a part of the id: programs that share a prefix have to agree on it.
+                context = replace(context, prefix=(prefix, prefix_tokens), prefix_tokens=prefix_tokens)
             arrival = replace(arrival, context=context)
         self._machine.arrive(arrival, now)
 
@@ -167,15 +178,21 @@ class PolicyOrdering:
         """Free the call's slot, or return how long it waited."""
         self._charge(now)
         self._tokens.pop(key, None)
+        is_first = key in self._first_calls
+        self._first_calls.discard(key)
         if self._charged_until_s.pop(key, None) is None:
             record = self._machine.abort(key, now)
             return Wait(wait_s=record.wait_s, counted_s=record.table_wait_s, inactive_s=record.inactive_s)
+        if is_first and usage is not None:
+            prefix = self._prefixes.get(self._machine.call(key).program_id, "")
+            self._prefix_lengths.learn(prefix, usage.cached_tokens or 0)
         self._finish(key, now, usage)
         return None
 
     def on_program_ended(self, program_id: str, now: float) -> None:
         """Free what is kept for the program, at once or with its last call here."""
         self._last_tokens.pop(program_id, None)
+        self._prefixes.pop(program_id, None)
         self._machine.end_program(program_id, now)
 
     def is_inactive(self, key: str) -> bool:
@@ -214,6 +231,16 @@ class PolicyOrdering:
         running = {call.call_id for call in self._machine if call.is_running}
         assert running == self._charged_until_s.keys()
         assert all(program_id in self._machine.table for program_id in self._last_tokens)
+
+    def _prefix_of(self, arrival: Arrival) -> tuple[str, int]:
+        """Return the id and the length of what a call's prompt begins with; no tokens if that is unknown."""
+        program_id, context = arrival.program_id, arrival.context
+        assert context is not None
+        if isinstance(context.prefix, str) and program_id not in self._prefixes:
+            self._prefixes[program_id] = context.prefix
+            self._first_calls.add(arrival.call_id)
+        prefix = self._prefixes.get(program_id, "")
+        return prefix, self._prefix_lengths.tokens(prefix)
 
     def _finish(self, key: str, now: float, usage: Usage | None) -> None:
         work, context_tokens = 0.0, 0
