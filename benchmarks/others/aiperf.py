@@ -19,7 +19,7 @@ from statistics import fmean
 from typing import Any
 
 import rig
-from sessions import KV_BLOCKS, PRESENT, SESSIONS, write_sessions
+from sessions import KV_BLOCKS, PRESENT, SESSIONS, WEKA, write_sessions
 
 SUMMARY, RECORDS = "profile_export_aiperf.csv", "profile_export.jsonl"
 VARIABLES = {
@@ -74,7 +74,7 @@ def tool_of(args: argparse.Namespace) -> Callable[[rig.System, int, Path], None]
     def run(system: rig.System, seed: int, folder: Path) -> None:
         with tempfile.TemporaryDirectory() as work:
             traces, reports = Path(work) / "traces", Path(work) / "reports"
-            write_sessions(traces, args.sessions, seed)
+            write_sessions(traces, args.sessions, seed, WEKA)
             command = command_of(args.tool, system, traces, reports, seed, args.sessions, args.present)
             rig.run_tool(command, folder, VARIABLES)
             (folder / SUMMARY).write_bytes((reports / SUMMARY).read_bytes())

@@ -3,8 +3,8 @@
     python benchmarks/others/inference_perf.py --tool ENVIRONMENT/bin/inference-perf --out results
 
 Read for inference-perf 0.7.0 (kubernetes-sigs/inference-perf), which needs Python 3.12 and an environment of
-its own. Sessions name themselves by `X-Session-ID`. The tool puts the answers that it gets into later
-prompts, so prompts are equal on both systems as far as the answers are.
+its own. Sessions name themselves by `X-Session-ID`. Later prompts of OpenTelemetry traces hold the recorded
+answers, so they are equal on both systems; those of weka traces hold the answers that the tool gets.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import rig
-from sessions import KV_BLOCKS, PRESENT, SESSIONS, write_sessions
+from sessions import FORMATS, KV_BLOCKS, OTEL, PRESENT, SESSIONS, write_sessions
 
 REPORTS = ("summary_lifecycle_metrics.json", "summary_session_lifecycle_metrics.json")
 """Those that are kept; `config.yaml` names folders of the machine."""
 
 
 def configuration(
-    system: rig.System, traces: Path, reports: Path, seed: int, present: int
+    system: rig.System, traces: Path, kind: str, reports: Path, seed: int, present: int
 ) -> dict[str, object]:
     """Return the tool's configuration of a run."""
     return {
@@ -36,12 +36,12 @@ def configuration(
         },
         "tokenizer": {"pretrained_model_name_or_path": str(system.tokenizer)},
         "data": {
-            "type": "weka_trace_replay",
-            "weka_trace_replay": {
+            "type": f"{kind}_trace_replay",
+            f"{kind}_trace_replay": {
                 "trace_directory": str(traces),
                 "use_static_model": True,
                 "static_model_name": rig.DEMO_MODEL_NAME,
-                "datagen_workers": 1,
+                **({"disable_output_substitution": True} if kind == OTEL else {}),
             },
         },
         "load": {
@@ -66,9 +66,10 @@ def tool_of(args: argparse.Namespace) -> Callable[[rig.System, int, Path], None]
     def run(system: rig.System, seed: int, folder: Path) -> None:
         with tempfile.TemporaryDirectory() as work:
             traces, reports, config = (Path(work) / name for name in ("traces", "reports", "config.yml"))
-            write_sessions(traces, args.sessions, seed)
+            write_sessions(traces, args.sessions, seed, args.traces)
+            about = configuration(system, traces, args.traces, reports, seed, args.present)
             # JSON is YAML.
-            config.write_text(json.dumps(configuration(system, traces, reports, seed, args.present)))
+            config.write_text(json.dumps(about), encoding="utf-8")
             rig.run_tool([str(args.tool), "--config_file", str(config)], folder, {"HF_HUB_OFFLINE": "1"})
             for name in REPORTS:
                 (folder / name).write_bytes((reports / name).read_bytes())
@@ -81,5 +82,6 @@ if __name__ == "__main__":
     parser.add_argument("--tool", type=Path, required=True, help="inference-perf's executable")
     parser.add_argument("--sessions", type=int, default=SESSIONS)
     parser.add_argument("--present", type=int, default=PRESENT, help="sessions at any time")
+    parser.add_argument("--traces", choices=FORMATS, default=OTEL)
     arguments = parser.parse_args()
     rig.compare(arguments, tool_of(arguments))

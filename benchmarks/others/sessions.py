@@ -1,4 +1,4 @@
-"""Seeded agent sessions as weka traces, which inference-perf and AIPerf replay.
+"""Seeded agent sessions as the traces that inference-perf and AIPerf replay.
 
 Three of four are coding sessions at the demo's scale, whose contexts grow from call to call; the fourth is a
 session that spawns sub-agents and joins them.
@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from autellix_lab.demo.parts import MAX_SCARCE_CONTEXT_TOKENS, SCARCE, Scale
+from autellix_lab.report.otel import otel_trace
 from autellix_lab.report.weka import weka_session
 from autellix_lab.workload.fit import GapRule, fit_program
 from autellix_lab.workload.generate import SHAPES, generate_shaped
@@ -22,6 +23,8 @@ SESSIONS, PRESENT = 32, 10
 KV_BLOCKS = 180
 TOKEN_S = 0.01
 """The recorded time of a token; tools replay the gaps between calls, which do not depend on it."""
+OTEL, WEKA = "otel", "weka"
+FORMATS = {OTEL: otel_trace, WEKA: weka_session}
 FAN_OUT = Scale(
     title="sessions with sub-agents",
     calls=0.4,
@@ -40,11 +43,11 @@ def sessions(count: int, seed: int) -> list[ProgramTrace]:
     return [wide[number] if number % 4 == 3 else coding[number] for number in range(count)]
 
 
-def write_sessions(folder: Path, count: int, seed: int) -> None:
-    """Write a file for each session."""
+def write_sessions(folder: Path, count: int, seed: int, kind: str) -> None:
+    """Write a file of a kind of `FORMATS` for each session."""
     folder.mkdir(parents=True, exist_ok=True)
     for number, program in enumerate(sessions(count, seed)):
-        (folder / f"{number:04}.json").write_text(json.dumps(weka_session(program)), encoding="utf-8")
+        (folder / f"{number:04}.json").write_text(json.dumps(FORMATS[kind](program)), encoding="utf-8")
 
 
 def _programs(kind: str, scale: Scale, count: int, seed: int) -> list[ProgramTrace]:

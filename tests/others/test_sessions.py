@@ -37,9 +37,7 @@ def test_a_call_starts_after_the_last_of_its_parents_and_its_gap(sessions: Any) 
 
 
 def test_each_session_is_a_file(sessions: Any, tmp_path: Path) -> None:
-    sessions.write_sessions(tmp_path / "traces", 4, 1)
-    written = [
-        json.loads(path.read_text(encoding="utf-8")) for path in sorted((tmp_path / "traces").iterdir())
-    ]
+    sessions.write_sessions(tmp_path, 4, 1, sessions.WEKA)
+    written = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(tmp_path.iterdir())]
     assert [trace["id"] for trace in written] == [program.program_id for program in sessions.sessions(4, 1)]
     assert any(request["type"] == "subagent" for request in written[3]["requests"])
