@@ -214,7 +214,7 @@ def otel_configuration(system: rig.System, traces: Path, reports: Path) -> dict[
         "use_static_model": True,
         "static_model_name": rig.DEMO_MODEL_NAME,
     }
-    weka = inference_perf.configuration(system, traces, reports, SEED, len(PROGRAMS))
+    weka = inference_perf.configuration(system, traces, "weka", reports, SEED, len(PROGRAMS))
     return {**weka, "data": {"type": "otel_trace_replay", "otel_trace_replay": replay}}
 
 
@@ -241,7 +241,7 @@ def replays(args: argparse.Namespace, system: rig.System, out: Path) -> dict[str
     weka, otel, count = out / "weka", out / "otel", len(PROGRAMS)
     if args.inference_perf:
         for form, configuration in (
-            ("weka", inference_perf.configuration(system, weka, out / "reports", SEED, count)),
+            ("weka", inference_perf.configuration(system, weka, "weka", out / "reports", SEED, count)),
             ("otel", otel_configuration(system, otel, out / "reports")),
         ):
             file = out / f"inference-perf-{form}.json"
