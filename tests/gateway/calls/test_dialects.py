@@ -82,6 +82,18 @@ async def test_a_stream_is_the_engines_with_a_comment_before_its_last_event(serv
 
 
 @named(STREAMING)
+async def test_a_stream_is_the_engines_alone_for_clients_without_our_headers(
+    serve: Any, row: Dialect
+) -> None:
+    """Some parse each line that is not blank as data, among them vLLM's multi-turn benchmark."""
+    async with serve() as rig:
+        body = {**BODIES[row.path], "stream": True}
+        async with rig.client.post(rig.url + row.path, json=body) as response:
+            lines = (await response.read()).splitlines()
+    assert not [line for line in lines if line.startswith(b":")]
+
+
+@named(STREAMING)
 async def test_a_stream_that_breaks_off_ends_with_an_error_event(serve: Any, row: Dialect) -> None:
     async with serve(FakeBehaviour(fault=Fault.RESET_MID_STREAM)) as rig:
         events = (await post(rig, rig.url, row, stream=True))[1].split(b"\n\n")

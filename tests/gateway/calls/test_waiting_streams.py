@@ -1,4 +1,4 @@
-"""Streams whose engine is silent: their head and comments reach the client until the first token."""
+"""Streams whose engine is silent: their head and blank lines reach the client until the first token."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HELD_S = 0.5
 @pytest.fixture(autouse=True)
 def short_periods(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reply, "HEAD_WAIT_S", 0.01)
-    monkeypatch.setattr(reply, "COMMENT_PERIOD_S", 0.01)
+    monkeypatch.setattr(reply, "BLANK_PERIOD_S", 0.01)
 
 
 def silent(raw: RawEngine, *parts: bytes) -> None:
@@ -42,9 +42,9 @@ def stream(rig: Any, path: str = CHAT) -> Any:
     return rig.client.post(rig.url + path, json=body(path), headers=headers)
 
 
-async def read_comments(response: Any, count: int = 3) -> None:
+async def read_blanks(response: Any, count: int = 3) -> None:
     for _ in range(count):
-        assert await response.content.readuntil(b"\n\n") == b": waiting\n\n"
+        assert await response.content.readuntil(b"\n\n") == b"\n\n"
 
 
 async def test_a_stream_begins_before_its_engine_does(serve: Any) -> None:
@@ -54,9 +54,9 @@ async def test_a_stream_begins_before_its_engine_does(serve: Any) -> None:
             assert (response.status, response.content_type) == (200, "text/event-stream")
             assert response.headers["X-Autellix-Program-ID"] == "p"
             assert response.headers["X-Autellix-Engine"] == "remote-0"
-            await read_comments(response)
+            await read_blanks(response)
             raw.may_answer.set()
-            rest = (await response.read()).replace(b": waiting\n\n", b"")
+            rest = (await response.read()).lstrip(b"\n")
         await rig.settled()
     assert rest.startswith(EVENT + b": autellix {")
     assert rest.endswith(DONE)
@@ -68,7 +68,7 @@ async def test_a_call_may_be_sent_again_while_it_waits(serve: Any) -> None:
         silent(raw)
         raw.stays, raw.later_parts = False, [[STREAM, chunk(EVENT + DONE)]]
         async with stream(rig) as response:
-            await read_comments(response)
+            await read_blanks(response)
             raw.may_answer.set()
             assert DONE in await response.read()
         await rig.settled()
@@ -81,7 +81,7 @@ async def test_what_an_engine_refuses_late_is_an_error_event(serve: Any, path: s
     async with gateway(serve) as (rig, raw, settled):
         silent(raw, whole(refusal, b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\n"))
         async with stream(rig, path) as response:
-            await read_comments(response)
+            await read_blanks(response)
             raw.may_answer.set()
             content = await response.read()
         await rig.settled()
@@ -107,7 +107,7 @@ async def test_a_client_may_disconnect_while_it_waits(serve: Any, wait_until: An
     async with gateway(serve) as (rig, raw, settled):
         silent(raw)
         async with stream(rig) as response:
-            await read_comments(response)
+            await read_blanks(response)
         await wait_until(lambda: bool(settled))
         raw.may_answer.set()
     assert [call.outcome for call in settled] == ["aborted"]

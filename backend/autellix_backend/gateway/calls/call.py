@@ -22,6 +22,7 @@ from autellix_backend.reports.report import EngineReport
 from autellix_backend.stores.base import CallEnd, CallStart, Inherited
 
 FURTHER_REPORTS = 256
+OWN_PREFIX = "x-autellix-"
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -89,6 +90,11 @@ class GatewayCall(QueuedCall):
     def shown_program(self) -> str:
         """The program's id as its client knows it."""
         return self.tenant.shown(self.identity.program)
+
+    @property
+    def takes_comments(self) -> bool:
+        """Whether its client sends headers of ours, and so reads a receipt in a stream's comment."""
+        return any(name.startswith(OWN_PREFIX) for name in self.headers)
 
     @property
     def is_last(self) -> bool:

@@ -50,6 +50,7 @@ from autellix_backend.gateway.requests import (
 from autellix_backend.gateway.tenancy.intake import Intake
 from autellix_backend.gateway.tenancy.tenants import Tenants
 from autellix_backend.observe.settled_call import Outcome, Usage
+from autellix_backend.reports.receipt import Receipt
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -233,7 +234,7 @@ class Exchange:
             return
         error = handle.upstream.bad_answer(f"answered with status {response.status}")
         event = engine_error_event(content, error, self.call.dialect.errors)
-        await self.reply.send_part(event + receipt.comment(), is_last=True)
+        await self.reply.send_part(event + self._comment(receipt), is_last=True)
 
     async def _relay_body(self, handle: EngineHandle, response: ClientResponse) -> None:
         content = await handle.upstream.read(response)
@@ -295,7 +296,10 @@ class Exchange:
         if self.outcome is Outcome.TRUNCATED:
             error = handle.upstream.bad_answer("ended its stream without the last event")
             rest += error_event(error, self.call.dialect.errors)
-        await self.reply.send_part(rest + receipt.comment() + stream.last_event, is_last=True)
+        await self.reply.send_part(rest + self._comment(receipt) + stream.last_event, is_last=True)
+
+    def _comment(self, receipt: Receipt) -> bytes:
+        return receipt.comment() if self.call.takes_comments else b""
 
     async def _break_off(self, error: GatewayError) -> None:
         """End a stream with an error event, because its head is out already."""
@@ -306,7 +310,7 @@ class Exchange:
         rest = b"" if stream is None else stream.flush() + stream.last_event
         is_final = self.reply.has_content or not isinstance(error, UnavailableError)
         event = error_event(error, self.call.dialect.errors, is_final=is_final)
-        await self.reply.send_part(rest + event + receipt.comment(), is_last=True)
+        await self.reply.send_part(rest + event + self._comment(receipt), is_last=True)
 
     def _read_usage(self) -> Usage | None:
         """Return the usage that has come with an answer that broke off."""

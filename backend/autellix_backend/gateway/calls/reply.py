@@ -1,6 +1,6 @@
 """The answer to a call's client: its head with the call's ids and engine, and its body or stream.
 
-A stream whose engine sends nothing for a second begins all the same: its head goes out, and a comment every
+A stream whose engine sends nothing for a second begins all the same: its head goes out, and blank lines every
 few seconds until the engine's first bytes, so that no proxy and no client takes it for dead. Until then
 another engine may still answer; the head names the one that the call was at.
 """
@@ -25,9 +25,10 @@ from autellix_wire.headers import CALL_ID, ENGINE, IDENTITY_SOURCE, PROGRAM_ID, 
 
 HEAD_WAIT_S = 1.0
 """How long the head of a stream waits for the engine: what fails until then gets an error with its status."""
-COMMENT_PERIOD_S = 5.0
+BLANK_PERIOD_S = 5.0
 EVENT_FIELD = b"data:"
-WAITING = b": waiting\n\n"
+BLANK = b"\n\n"
+"""An event without fields. Clients that parse lines by hand skip it; on a comment some of them fail."""
 _WAITING_HEAD = ((b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"))
 
 
@@ -45,19 +46,19 @@ class Reply:
     is_open: bool = False
     """Whether the client expects more of a stream."""
     _timer: asyncio.TimerHandle | None = None
-    _comments: asyncio.Task[None] | None = None
+    _blanks: asyncio.Task[None] | None = None
 
     def keep_alive(self) -> None:
-        """Begin a stream after a while, and send comments until stop_waiting()."""
-        self._timer = asyncio.get_running_loop().call_later(HEAD_WAIT_S, self._start_comments)
+        """Begin a stream after a while, and send blank lines until stop_waiting()."""
+        self._timer = asyncio.get_running_loop().call_later(HEAD_WAIT_S, self._start_blanks)
 
     async def stop_waiting(self) -> None:
-        """End the comments; whether the head has gone out is certain then."""
+        """End the blank lines; whether the head has gone out is certain then."""
         if self._timer is not None:
             self._timer.cancel()
-        if self._comments is not None:
-            self._comments.cancel()
-            await asyncio.wait([self._comments])
+        if self._blanks is not None:
+            self._blanks.cancel()
+            await asyncio.wait([self._blanks])
 
     async def send_whole(self, response: ClientResponse, content: bytes, level: int) -> None:
         """Send an engine's answer with this content, from a call that ended at a level."""
@@ -109,15 +110,15 @@ class Reply:
         await self.send({"type": "http.response.start", "status": status, "headers": list(headers)})
         self.has_begun = True
 
-    def _start_comments(self) -> None:
-        self._comments = asyncio.create_task(self._comment())
+    def _start_blanks(self) -> None:
+        self._blanks = asyncio.create_task(self._send_blanks())
 
-    async def _comment(self) -> None:
+    async def _send_blanks(self) -> None:
         await self._begin(200, [*_WAITING_HEAD, *self._head(self.call.level)])
         self.is_open = True
         while True:
-            await self.send({"type": "http.response.body", "body": WAITING, "more_body": True})
-            await asyncio.sleep(COMMENT_PERIOD_S)
+            await self.send({"type": "http.response.body", "body": BLANK, "more_body": True})
+            await asyncio.sleep(BLANK_PERIOD_S)
 
 
 class RelayedStream:

@@ -1,6 +1,7 @@
 """Server-sent events: a stream is relayed line by line, with a receipt before its last event.
 
 The receipt is an SSE comment, because a data event would reach the user's code as a chunk without choices.
+Clients that parse lines by hand fail on comments, so it goes to those alone that send headers of ours.
 """
 
 from __future__ import annotations
