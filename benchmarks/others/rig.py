@@ -25,7 +25,12 @@ from autellix_backend.engines.replica import free_port
 from autellix_backend.engines.vllm_command import VLLM_SERVER, device_arguments, environment_defaults
 from autellix_backend.settings import child_environment
 from autellix_lab.bench.backend import BackendProcess
-from autellix_lab.demo.model import DEMO_MODEL_NAME, build_demo_model, demo_model_directory
+from autellix_lab.demo.model import (
+    DEMO_MODEL_NAME,
+    MAX_POSITIONS,
+    build_demo_model,
+    demo_model_directory,
+)
 from autellix_lab.demo.parts import BLOCK_TOKENS
 
 LOCAL, GRACE_S = "127.0.0.1", 5.0
@@ -78,20 +83,26 @@ def read_calls(metrics: str) -> Counter[str]:
 class Seen:
     """What a gateway has seen since it started."""
 
-    programs: frozenset[str]
-    """Ids of those that are present and those that ended."""
+    programs: Mapping[str, int]
+    """How many calls each has finished, those that ended among them."""
     calls: Counter[str]
 
     def since(self, before: Seen) -> dict[str, object]:
-        """Return the number of programs and the calls that are not in an earlier record."""
-        return {"programs": len(self.programs - before.programs), "calls": dict(self.calls - before.calls)}
+        """Return the programs and the calls that are not in an earlier record."""
+        sizes = [calls for program, calls in self.programs.items() if program not in before.programs]
+        return {
+            "programs": len(sizes),
+            "programs_by_calls": {str(calls): count for calls, count in sorted(Counter(sizes).items())},
+            "calls": dict(self.calls - before.calls),
+        }
 
 
 def seen_by(system: System) -> Seen:
     """Ask a gateway for its programs and calls."""
     lists = [_get(f"{system.url}/autellix/v1/{name}?limit=1000") for name in ("programs", "history")]
-    programs = (row["program_id"] for text in lists for row in json.loads(text)["programs"])
-    return Seen(frozenset(programs), read_calls(_get(f"{system.url}/metrics")))
+    rows = (row for text in lists for row in json.loads(text)["programs"])
+    programs = {row["program_id"]: row["finished_calls"] for row in rows}
+    return Seen(programs, read_calls(_get(f"{system.url}/metrics")))
 
 
 def _get(url: str) -> str:
@@ -127,7 +138,8 @@ def systems(out: Path, kv_blocks: int, slots: int) -> Iterator[list[System]]:
     out.mkdir(parents=True, exist_ok=True)
     model = build_demo_model(demo_model_directory())
     memory = ["--block-size", str(BLOCK_TOKENS), "--num-gpu-blocks-override", str(kv_blocks)]
-    memory += ["--max-model-len", str((kv_blocks - 1) * BLOCK_TOKENS), "--enable-prompt-tokens-details"]
+    length = min((kv_blocks - 1) * BLOCK_TOKENS, MAX_POSITIONS)
+    memory += ["--max-model-len", str(length), "--enable-prompt-tokens-details"]
     settings = {"gateway": {"port": 0}, "engine": {"max_num_seqs": slots, "extra_args": memory}}
     plain = plain_vllm(out / "vllm.log", [*memory, "--max-num-seqs", str(slots)], model)
     with BackendProcess(OURS, "demo", settings, out) as backend, plain as plain_url:
@@ -142,9 +154,13 @@ def systems(out: Path, kv_blocks: int, slots: int) -> Iterator[list[System]]:
 
 
 def run_tool(
-    command: Sequence[str], folder: Path, variables: Mapping[str, str] | None = None, timeout_s: float = 900.0
+    command: Sequence[str],
+    folder: Path,
+    variables: Mapping[str, str] | None = None,
+    timeout_s: float = 900.0,
+    directory: Path | None = None,
 ) -> None:
-    """Run a tool to its end, its output in `tool.log` of the folder.
+    """Run a tool in `directory` to its end, its output in `tool.log` of `folder`.
 
     Raises:
         subprocess.CalledProcessError: if it fails.
@@ -159,6 +175,7 @@ def run_tool(
             stdout=log,
             stderr=subprocess.STDOUT,
             env=environment | dict(variables or {}),
+            cwd=directory,
             timeout=timeout_s,
         )
 

@@ -72,7 +72,7 @@ def test_each_run_is_made_once_in_alternating_order(
     made: list[tuple[str, int]] = []
 
     def seen_by(_system: Any) -> Any:
-        return rig.Seen(frozenset(f"program-{seed}" for _, seed in made), Counter({"ok, x": 4 * len(made)}))
+        return rig.Seen({f"program-{seed}": 4 for _, seed in made}, Counter({"ok, x": 4 * len(made)}))
 
     monkeypatch.setattr(rig, "seen_by", seen_by)
 
@@ -88,5 +88,5 @@ def test_each_run_is_made_once_in_alternating_order(
     assert report.pop("seconds") >= 0
     assert report == {"prompt_tokens": 0, "answer_tokens": 7, "cached_tokens": 0, "preemptions": 0}
     gateway = json.loads((tmp_path / "autellix-2" / "gateway.json").read_text(encoding="utf-8"))
-    assert gateway == {"programs": 1, "calls": {"ok, x": 4}}
+    assert gateway == {"programs": 1, "programs_by_calls": {"4": 1}, "calls": {"ok, x": 4}}
     assert not (tmp_path / "vllm-2" / "gateway.json").exists()
