@@ -11,11 +11,12 @@ its last answer, its sub-agents' included.
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, quantiles
 from typing import Any
 
 import rig
@@ -68,6 +69,26 @@ def session_times(records: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     return {name: round((end - start) / 1e9, 3) for name, (start, end) in spans.items()}
 
 
+def figures_of(folder: Path) -> dict[str, float]:
+    """Return seconds from the reports of a run."""
+    with (folder / SUMMARY).open(encoding="utf-8") as file:
+        columns, *lines = (line for line in csv.reader(file) if line)
+    rows = {name: values for name, *values in lines}
+    sessions_s = json.loads((folder / "sessions.json").read_text(encoding="utf-8")).values()
+
+    def seconds(metric: str, column: str) -> float:
+        return float(rows[metric][columns.index(column) - 1]) / 1000
+
+    return {
+        "session, mean s": fmean(sessions_s),
+        "session, p95 s": quantiles(sessions_s, n=20, method="inclusive")[-1],
+        "request, mean s": seconds("Request Latency (ms)", "avg"),
+        "first token, mean s": seconds("Time to First Token (ms)", "avg"),
+        "first token, p95 s": seconds("Time to First Token (ms)", "p95"),
+        "all sessions, s": float(rows["Benchmark Duration (sec)"][0]),
+    }
+
+
 def tool_of(args: argparse.Namespace) -> Callable[[rig.System, int, Path], None]:
     """Return a function that makes one run."""
 
@@ -79,8 +100,7 @@ def tool_of(args: argparse.Namespace) -> Callable[[rig.System, int, Path], None]
             rig.run_tool(command, folder, VARIABLES)
             (folder / SUMMARY).write_bytes((reports / SUMMARY).read_bytes())
             lines = (reports / RECORDS).read_text(encoding="utf-8").splitlines()
-            times = session_times(json.loads(line) for line in lines)
-            rig.write_json(folder / "sessions.json", {"mean_s": fmean(times.values()), "seconds": times})
+            rig.write_json(folder / "sessions.json", session_times(json.loads(line) for line in lines))
 
     return run
 
@@ -92,3 +112,4 @@ if __name__ == "__main__":
     parser.add_argument("--present", type=int, default=PRESENT, help="sessions at any time")
     arguments = parser.parse_args()
     rig.compare(arguments, tool_of(arguments))
+    print("\n".join(rig.table(arguments.out, arguments.seeds, figures_of)))

@@ -60,6 +60,20 @@ def configuration(
     }
 
 
+def figures_of(folder: Path) -> dict[str, float]:
+    """Return seconds from the reports of a run."""
+    calls, whole = (json.loads((folder / name).read_text(encoding="utf-8")) for name in REPORTS)
+    session_s, latency = whole["session_duration_sec"], calls["successes"]["latency"]
+    return {
+        "session, mean s": session_s["mean"],
+        "session, p95 s": session_s["p95"],
+        "request, mean s": latency["request_latency"]["mean"],
+        "first token, mean s": latency["time_to_first_token"]["mean"],
+        "first token, p95 s": latency["time_to_first_token"]["p95"],
+        "all sessions, s": calls["benchmark_time_seconds"],
+    }
+
+
 def tool_of(args: argparse.Namespace) -> Callable[[rig.System, int, Path], None]:
     """Return a function that makes one run."""
 
@@ -85,3 +99,4 @@ if __name__ == "__main__":
     parser.add_argument("--traces", choices=FORMATS, default=OTEL)
     arguments = parser.parse_args()
     rig.compare(arguments, tool_of(arguments))
+    print("\n".join(rig.table(arguments.out, arguments.seeds, figures_of)))

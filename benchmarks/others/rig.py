@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 
 from autellix_backend.engines import guard
 from autellix_backend.engines.replica import free_port
@@ -32,6 +33,7 @@ from autellix_lab.demo.model import (
     demo_model_directory,
 )
 from autellix_lab.demo.parts import BLOCK_TOKENS
+from autellix_lab.sim.markdown import markdown_table
 
 LOCAL, GRACE_S = "127.0.0.1", 5.0
 PLAIN, OURS = "vllm", "autellix"
@@ -203,6 +205,38 @@ def compare(args: argparse.Namespace, tool: Callable[[System, int, Path], None])
                     write_json(folder / "gateway.json", seen_by(system).since(seen))
                 text = write_json(folder / "engine.json", counted | {"seconds": took_s})
                 print(folder.name, text.replace("\n", ""), flush=True)
+
+
+def table(out: Path, seeds: Sequence[int], figures_of: Callable[[Path], Mapping[str, float]]) -> list[str]:
+    """Return a Markdown table of runs that were made: figures of both systems and ratios, by seed.
+
+    `figures_of` reads a run's folder; of each figure less is better. The figure with the worst mean ratio is
+    first.
+    """
+    pairs = {seed: [out / f"{name}-{seed}" for name in (PLAIN, OURS)] for seed in seeds}
+    runs = {
+        seed: [_with_computed(figures_of(folder), folder) for folder in folders]
+        for seed, folders in pairs.items()
+        if all((folder / "engine.json").exists() for folder in folders)
+    }
+    names = list(next(iter(runs.values()))[0]) if runs else []
+    ratios = {name: [ours[name] / plain[name] for plain, ours in runs.values()] for name in names}
+    rows = [
+        (
+            name,
+            *(
+                f"{plain[name]:.3g} → {ours[name]:.3g}, {ratio:.2f}"
+                for (plain, ours), ratio in zip(runs.values(), ratios[name], strict=True)
+            ),
+        )
+        for name in sorted(names, key=lambda name: -fmean(ratios[name]))
+    ]
+    return markdown_table((f"{PLAIN} → {OURS}, ratio", *(f"seed {seed}" for seed in runs)), rows)
+
+
+def _with_computed(figures: Mapping[str, float], folder: Path) -> dict[str, float]:
+    counted = json.loads((folder / "engine.json").read_text(encoding="utf-8"))
+    return {**figures, "prompt tokens computed": counted["prompt_tokens"] - counted["cached_tokens"]}
 
 
 def write_json(path: Path, value: object) -> str:
