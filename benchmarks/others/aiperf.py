@@ -14,12 +14,11 @@ import argparse
 import csv
 import json
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from statistics import fmean, quantiles
-from typing import Any
 
 import rig
+from completion import Record, completion
 from sessions import KV_BLOCKS, PRESENT, SESSIONS, WEKA, write_sessions
 
 SUMMARY, RECORDS = "profile_export_aiperf.csv", "profile_export.jsonl"
@@ -55,18 +54,10 @@ def command_of(
     return [str(tool), "profile", *pairs, *flags, *inputs]
 
 
-def session_times(records: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """Return the seconds of each session, from its first request to its last answer, of per-request records.
-
-    A session is a trace: the records of its sub-agents name it too.
-    """
-    spans: dict[str, tuple[int, int]] = {}
-    for record in records:
-        about = record["metadata"]
-        start, end = about["request_start_ns"], about["request_end_ns"]
-        earliest, latest = spans.get(about["source_trace_id"], (start, end))
-        spans[about["source_trace_id"]] = min(start, earliest), max(end, latest)
-    return {name: round((end - start) / 1e9, 3) for name, (start, end) in spans.items()}
+def record_of(line: str) -> Record:
+    """Return a call of AIPerf's records; a session is a trace, which sub-agents' calls name too."""
+    about = json.loads(line)["metadata"]
+    return Record(about["source_trace_id"], about["request_start_ns"] / 1e9, about["request_end_ns"] / 1e9)
 
 
 def figures_of(folder: Path) -> dict[str, float]:
@@ -74,14 +65,14 @@ def figures_of(folder: Path) -> dict[str, float]:
     with (folder / SUMMARY).open(encoding="utf-8") as file:
         columns, *lines = (line for line in csv.reader(file) if line)
     rows = {name: values for name, *values in lines}
-    sessions_s = json.loads((folder / "sessions.json").read_text(encoding="utf-8")).values()
+    sessions = json.loads((folder / "sessions.json").read_text(encoding="utf-8"))
 
     def seconds(metric: str, column: str) -> float:
         return float(rows[metric][columns.index(column) - 1]) / 1000
 
     return {
-        "session, mean s": fmean(sessions_s),
-        "session, p95 s": quantiles(sessions_s, n=20, method="inclusive")[-1],
+        "session, mean s": sessions["completion_mean_s"],
+        "session, p95 s": sessions["completion_p95_s"],
         "request, mean s": seconds("Request Latency (ms)", "avg"),
         "first token, mean s": seconds("Time to First Token (ms)", "avg"),
         "first token, p95 s": seconds("Time to First Token (ms)", "p95"),
@@ -100,7 +91,7 @@ def tool_of(args: argparse.Namespace) -> Callable[[rig.System, int, Path], None]
             rig.run_tool(command, folder, VARIABLES)
             (folder / SUMMARY).write_bytes((reports / SUMMARY).read_bytes())
             lines = (reports / RECORDS).read_text(encoding="utf-8").splitlines()
-            rig.write_json(folder / "sessions.json", session_times(json.loads(line) for line in lines))
+            rig.write_json(folder / "sessions.json", completion(map(record_of, lines)))
 
     return run
 
