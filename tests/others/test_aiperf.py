@@ -33,8 +33,7 @@ def test_a_session_is_a_trace_with_its_sub_agents(aiperf: Any) -> None:
         for trace, start_s, end_s in (("b", 6, 7), ("a", 5, 8), ("a", 4, 9.5), ("b", 8, 10))
     ]
     found = aiperf.completion(map(aiperf.record_of, lines))
-    assert (found["conversations"], found["calls"], found["completion_max_s"]) == (2, 4, 5.5)
-    assert found["completion_mean_s"] == 4.75
+    assert (found["conversations"], found["calls"], found["completion_mean_s"]) == (2, 4, 4.75)
 
 
 def test_figures_are_seconds_of_the_summary_and_of_the_sessions(aiperf: Any, tmp_path: Path) -> None:
