@@ -100,7 +100,7 @@ async def test_other_gateways_receive_ends_and_learn_from_them(shared: Table) ->
 
 
 async def test_a_new_gateway_reads_the_latest_ends(shared: Table, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autellix_backend.stores.redis.MAX_REAPED", 2)
+    monkeypatch.setattr("autellix_backend.stores.redis.MAX_ENDS", 2)
     one = await shared.open()
     heard: list[ProgramEnd] = []
     one.subscribe(heard.append)
@@ -114,6 +114,25 @@ async def test_a_new_gateway_reads_the_latest_ends(shared: Table, monkeypatch: p
     await one.begin(start("k", "later"), 2.0)
     await one.settle(end("k", 1.0, program="later", is_final=True), 2.0)
     assert await other.recent_ends() == heard[:-1]
+
+
+async def test_the_ends_that_each_gateway_reads_take_no_scripts(
+    shared: Table, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("autellix_backend.stores.redis.MAX_ENDS", 2)
+    one, other = await shared.open(), await shared.open()
+    heard: list[ProgramEnd] = []
+    other.subscribe(heard.append)
+    for number in range(5):
+        await one.begin(start("k", f"p{number}"), 0.0)
+        await one.settle(end("k", 1.0, program=f"p{number}", is_final=True), 1.0)
+    async with Redis.from_url(redis_server.url) as client:
+        await client.config_resetstat()
+        await other.reap(2.0)
+        commands = await client.info("commandstats")
+    assert [each.program_id for each in heard] == [f"p{number}" for number in range(5)]
+    assert commands["cmdstat_evalsha"]["calls"] == 1
+    assert commands["cmdstat_xrange"]["calls"] == 3
 
 
 async def test_scripts_that_the_server_lost_are_sent_again(shared: Table, redis_server: RedisServer) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 
 import msgspec
 
@@ -55,6 +55,8 @@ LOST = "lost"
 """The outcome of a call whose gateway is gone."""
 MAX_REAPED = 32
 """The most entries of a kind that one script removes, at 80 µs each: Redis does nothing else meanwhile."""
+MAX_ENDS = 256
+"""The most entries of the stream of ends that are read at once, at 2 µs each."""
 MAX_VIEWS = 25
 """The most programs that one script reads; the gateway parses its answer, 2,000 values, in one piece."""
 MAX_NAMES = 500
@@ -233,6 +235,10 @@ class RedisStore:
             round_programs, round_sessions, is_full = await self._reap_some(now)
             programs += round_programs
             sessions += round_sessions
+        pauses = Pauses()
+        async for event in self._ends_from(self._ends.last_event, "+"):
+            self._ends.on_news((event,))
+            await pauses.pause()
         return Reaped(programs=tuple(programs), sessions=tuple(sessions))
 
     async def keep_answer(self, tenant: str, ids: Sequence[str], source: AnswerSource, now: float) -> None:
@@ -308,14 +314,7 @@ class RedisStore:
 
     async def recent_ends(self) -> list[ProgramEnd]:
         """Return the latest programs that ended before this gateway joined, oldest first."""
-        ends: list[ProgramEnd] = []
-        after, is_full = NO_EVENT.encode(), True
-        while is_full:
-            events = await self._scripts.run("ends", self._gateway, after, self._ends.last_event, MAX_REAPED)
-            ends += [decode_end(*fields[1::2]) for _, fields in events]
-            is_full = len(events) == MAX_REAPED
-            after = events[-1][0] if events else after
-        return ends
+        return [decode_end(*values) async for _, values in self._ends_from(NO_EVENT, self._ends.last_event)]
 
     def subscribe(self, on_end: Callable[[ProgramEnd], None]) -> None:
         """Publish the ends of programs, whichever gateway ended them."""
@@ -356,19 +355,25 @@ class RedisStore:
             self._gateway,
             *(repr(now_s), repr(now_s + self._lease_s)),
             *(repr(now_s - self._session_ttl_s), repr(now_s - self._program_idle_s)),
-            *(MAX_REAPED, self._ends.last_event),
+            MAX_REAPED,
         )
-        table_s, taken, sessions, ended, idle, gone, lost, news = answer
+        table_s, taken, sessions, ended, idle, gone, lost = answer
         self.clock.measured(float(table_s), sent_s, self.clock.own_now())
         await self._publish(gone)
         for gateway, key, program_id in lost:
             await self._settle(lost_end(key.decode(), program_id.decode()), now, owner=gateway.decode())
-        pauses = Pauses()
-        for event in news:
-            self._ends.on_news((event,))
-            await pauses.pause()
-        is_full = max(taken, len(idle), len(lost), len(news)) >= MAX_REAPED
+        is_full = max(taken, len(idle), len(lost)) >= MAX_REAPED
         return [name.decode() for name in (*ended, *idle)], [name.decode() for name in sessions], is_full
+
+    async def _ends_from(self, after: str, last: str) -> AsyncIterator[tuple[bytes, list[bytes]]]:
+        """Iterate over the stream of ends behind an entry, up to a last one."""
+        is_full = True
+        while is_full:
+            events = await self._scripts.ends(after, last, MAX_ENDS)
+            for event in events:
+                yield event
+            is_full = len(events) == MAX_ENDS
+            after = events[-1][0].decode() if events else after
 
     async def _publish(self, gone: Sequence[Sequence[bytes]]) -> None:
         pauses = Pauses()

@@ -37,12 +37,12 @@ class EndStream(EndFeed):
 
     def on_news(self, news: Sequence[Any]) -> None:
         """Publish the ends whose answers went to other gateways, or were lost on their way here."""
-        for event, fields in news:
+        for event, values in news:
             self.last_event = event.decode()
             if event in self._published:
                 self._published.remove(event)
             else:
-                self._publish_values(*fields[1::2])
+                self._publish_values(*values)
 
     def _publish_values(self, *values: bytes) -> None:
         _, name, service_s, finished, class_id, *_ = values

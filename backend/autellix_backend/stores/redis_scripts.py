@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import AsyncIterator
 from importlib import resources
 from typing import Any, cast
 from urllib.parse import urlsplit, urlunsplit
@@ -67,10 +68,28 @@ class RedisScripts:
         script = self._scripts.get(name)
         if script is None:
             script = self._scripts[name] = self._client.register_script(_text(name))
+        async with self._bounded():
+            return await script(keys=(self.tag,), args=arguments)
+
+    async def ends(self, after: str, last: str, most: int) -> list[tuple[bytes, list[bytes]]]:
+        """Return the first entries of the stream of ends behind one, up to a last one: ids and values.
+
+        No script: each gateway reads every end, and a script takes eight times Redis's CPU time for an entry.
+
+        Raises:
+            StoreUnavailableError: if there is no answer in time.
+        """
+        async with self._bounded():
+            entries: Any = await self._client.xrange(f"{self.tag}:ends", f"({after}", last, count=most)
+        return [(event, list(fields.values())) for event, fields in entries]
+
+    @contextlib.asynccontextmanager
+    async def _bounded(self) -> AsyncIterator[None]:
+        """Use a connection for a bounded time, and translate errors."""
         try:
             # Bounds everything: the wait for a connection, its opening, and a script that Redis has lost.
             async with asyncio.timeout(self._timeout_s), self._places:
-                return await script(keys=(self.tag,), args=arguments)
+                yield
         except TimeoutError:
             raise StoreUnavailableError(f"no answer within {self._timeout_s:g} s") from None
         except RedisError as error:

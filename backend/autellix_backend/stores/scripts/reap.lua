@@ -1,8 +1,7 @@
 -- A round of the reaper, at most about `most` things of a kind; it renews the gateway's lease.
--- ARGV: gateway, now, lease's end, last heartbeat of a silent session, last event of an idle program, most,
--- last entry of the stream of ends that the gateway has seen
--- Returns the table's time, the number of things of closed sessions, lost sessions, programs that ended with them, idle programs, removed entries, the
--- running calls of gateways without a lease ({gateway, call, program}), and new entries of the stream of ends.
+-- ARGV: gateway, now, lease's end, last heartbeat of a silent session, last event of an idle program, most
+-- Returns the table's time, the number of things of closed sessions, lost sessions, programs that ended with them,
+-- idle programs, removed entries, and the running calls of gateways without a lease ({gateway, call, program}).
 call('ZADD', GATEWAYS, ARGV[3], ARGV[1])
 local most = tonumber(ARGV[6])
 local sessions, ended, gone, taken = {}, {}, {}, 0
@@ -44,5 +43,4 @@ for _, gateway in ipairs(call('SMEMBERS', GONE)) do
     end
   end
 end
-local news = call('XREAD', 'COUNT', most, 'STREAMS', ENDS, ARGV[7])
-return {text(table_time()), taken, sessions, ended, idle, gone, lost, news and news[1] and news[1][2] or {}}
+return {text(table_time()), taken, sessions, ended, idle, gone, lost}
