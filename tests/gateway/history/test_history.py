@@ -133,6 +133,25 @@ def test_living_programs_count_and_lose_their_calls_where_nothing_else_is_left()
     assert [(p.left_out, len(p.calls)) for p in rig.history.programs("loud:")] in ([(1, 0)], [])
 
 
+def test_the_living_program_that_has_kept_calls_for_longest_loses_them_first() -> None:
+    rig = Rig(max_bytes=6_000)
+    for program in ("a", "b", "c", "d", "a", "e"):
+        rig.settle(rig.begin(program))
+    living = {name: rig.history.living(name) for name in "abcde"}
+    kept = {name: program and (len(program.calls), program.left_out) for name, program in living.items()}
+    assert kept == {"a": (1, 1), "b": (0, 1), "c": (0, 1), "d": (1, 0), "e": (1, 0)}
+
+
+def test_an_ended_program_loses_its_calls_before_a_living_one() -> None:
+    rig = Rig(max_bytes=6_000)
+    rig.settle(rig.begin("lives"))
+    rig.play("ended")
+    rig.settle(rig.begin("lives too"))
+    assert rig.shown() == []
+    rig.history.on_program_ended("lives")
+    assert [len(program.calls) for program in rig.history.programs("lives")] == [1]
+
+
 def test_a_program_with_too_many_calls_is_kept_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(history_module, "MAX_CALLS", 3)
     rig = Rig()

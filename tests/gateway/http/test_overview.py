@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from tests.gateway.http.test_programs import SLOW, start_calls, stop
-from tests.gateway.snapshots import snapshot, standing
+from tests.gateway.snapshots import open_call, overview, snapshot, standing
 
 from autellix_backend.gateway.http.overview import current_load, moment_of
 from autellix_backend.gateway.http.parameters import overview_of
@@ -68,6 +69,19 @@ async def test_calls_and_programs_reach_the_samples(serve: Any) -> None:
         assert [value for value in load["values"]["in_engine"] if value is not None] == [0.0]
         # An engine without a snapshot has no memory to show.
         assert set(load["values"]["kv_held"]) == {None}
+
+
+async def test_others_advance_while_many_programs_are_counted(serve: Any) -> None:
+    async with serve() as rig:
+        parts = rig.app.state.components
+        many = overview(*(open_call(f"key-{number}", f"p{number}") for number in range(5000)))
+        counting = asyncio.create_task(current_load(parts, many))
+        turns = 0
+        while not counting.done():
+            await asyncio.sleep(0)
+            turns += 1
+        assert (await counting).programs == 5000
+        assert turns > 10
 
 
 async def test_a_tenant_sees_no_load_of_others(serve: Any, tmp_path: Path) -> None:

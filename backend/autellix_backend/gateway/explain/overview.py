@@ -7,7 +7,7 @@ count as being in the engine, in the order of sending, and the others as waiting
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -206,11 +206,13 @@ class Overview:
             return CallPlace(state=ProgramState.IN_ENGINE, state_s=state_s, wait_s=0.0)
         return self._place_of_all(calls)
 
-    def open_places(self) -> list[CallPlace]:
-        """Return what the programs with open calls are doing."""
-        return list(map(self._place_of_all, self._calls.values()))
+    def open_places(self) -> Iterator[CallPlace]:
+        """Iterate over what the programs with open calls are doing."""
+        return map(self._place_of_all, self._calls.values())
 
-    def _place_of_all(self, calls: Iterable[GatewayCall]) -> CallPlace:
+    def _place_of_all(self, calls: Sequence[GatewayCall]) -> CallPlace:
+        if len(calls) == 1:
+            return self.place_of(calls[0])
         places = list(map(self.place_of, calls))
         states = {place.state for place in places}
         state = next(each for each in _FURTHEST_FIRST if each in states)

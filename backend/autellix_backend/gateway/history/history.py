@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
@@ -84,7 +84,7 @@ class ProgramHistory:
     """Records the calls of programs from their first call on, and keeps ended programs within the bounds.
 
     Beyond a bound the tenant with the most loses first: its oldest ended program, or without any the calls of
-    its oldest living one.
+    the living one that has kept calls for longest.
     """
 
     def __init__(
@@ -105,6 +105,8 @@ class ProgramHistory:
         self._live: dict[str, PastProgram] = {}
         self._ended: dict[str, PastProgram] = {}
         """The first to end comes first."""
+        self._with_calls: defaultdict[str, OrderedDict[str, PastProgram]] = defaultdict(OrderedDict)
+        """Living programs with calls by tenant, in the order of their first kept call."""
         self._counts: Counter[str] = Counter()
         """Ended programs by tenant."""
         self._bytes: Counter[str] = Counter()
@@ -173,6 +175,7 @@ class ProgramHistory:
             return
         size_bytes = _size_of(settled)
         program.calls.append(settled)
+        self._with_calls[program.tenant].setdefault(program.program_id, program)
         program.size_bytes += size_bytes
         self._count_bytes(program.tenant, size_bytes)
         self._trim()
@@ -183,6 +186,7 @@ class ProgramHistory:
         if program is None or program.running:
             return
         del self._live[program_id]
+        self._with_calls[program.tenant].pop(program_id, None)
         self._count_bytes(program.tenant, -program.size_bytes)
         program.ended_at_s = self._wall_clock()
         program.calls.sort(key=attrgetter("began_s"))
@@ -211,13 +215,11 @@ class ProgramHistory:
             self._drop_oldest(max(self._bytes, key=self._bytes.__getitem__))
 
     def _drop_oldest(self, tenant: str) -> None:
-        """Drop a tenant's oldest ended program, or without any the calls of its oldest living one."""
-        ended = (program for program in self._ended.values() if program.tenant == tenant)
-        if oldest := next(ended, None):
-            self._drop(oldest)
+        """Drop a tenant's oldest ended program, or without any the calls of a living one."""
+        if self._counts[tenant]:
+            self._drop(next(program for program in self._ended.values() if program.tenant == tenant))
             return
-        living = (program for program in self._live.values() if program.tenant == tenant and program.calls)
-        program = next(living)
+        _, program = self._with_calls[tenant].popitem(last=False)
         self._count_bytes(tenant, -program.size_bytes)
         program.left_out += len(program.calls)
         program.calls.clear()

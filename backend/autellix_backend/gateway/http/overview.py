@@ -20,6 +20,7 @@ from autellix_backend.gateway.http.parameters import CurrentOverview, Parts, Tur
 from autellix_backend.gateway.http.refusals import refusals
 from autellix_backend.gateway.wiring import Components
 from autellix_backend.observe.states import WAITING, ProgramState
+from autellix_backend.pauses import Pauses
 from autellix_wire.paths import API_PREFIX
 
 OVERVIEW_PATH = API_PREFIX + "/overview"
@@ -89,7 +90,11 @@ async def show_overview(
 async def current_load(parts: Components, overview: Overview) -> CurrentLoad:
     """Return the load at this moment."""
     counts = await parts.store.counts()
-    places = overview.open_places()
+    places: list[CallPlace] = []
+    pauses = Pauses()
+    for place in overview.open_places():
+        places.append(place)
+        await pauses.pause()
     between_calls = max(0, counts.programs - len(places))
     states = [_count_of(state, places) for state in OPEN_STATES]
     states.append(StateCount(state=ProgramState.BETWEEN_CALLS, programs=between_calls, longest_wait_s=None))
