@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autellix_backend.core.preemption import Resume, ResumeKind
+from autellix_backend.core.preemption import PreemptionCosts, Resume, ResumeKind
 from autellix_backend.engines.vllm_command import (
     GIB,
     IN_PROCESS_EXECUTOR,
@@ -58,21 +58,16 @@ class Resumed:
     steps: int
 
 
-class ForcedWay:
+class ForcedWay(PreemptionCosts):
     """Replaces the connector's prices: every context is restored in one way."""
 
     def __init__(self, kind: ResumeKind) -> None:
-        self._resume = Resume(kind=kind, seconds=0.0, prefill_s=0.0)
+        super().__init__()
+        self._way = Resume(kind=kind, seconds=0.0, prefill_s=0.0)
 
     def resume(self, _tokens: int, **_stored: float) -> Resume:
         """Return this way."""
-        return self._resume
-
-    def observe_load(self, _moved_bytes: int, _seconds: float) -> None:
-        """Learn nothing."""
-
-    def observe_step(self, _read_tokens: int, _seconds: float) -> None:
-        """Learn nothing."""
+        return self._way
 
 
 class SteppedEngine:
@@ -167,7 +162,7 @@ class SteppedEngine:
         while self._written(self._step()[1], name) < ANSWERED:
             pass
         scheduler = self.scheduler
-        scheduler._evict(scheduler.requests[internal_id])
+        scheduler.plugin.engine.preempt(scheduler.requests[internal_id], scheduler.clock())
         slots, scheduler.max_num_active_reqs = scheduler.max_num_active_reqs, 0
         for _ in range(HELD_STEPS):
             self._step()
