@@ -82,6 +82,18 @@ async def test_an_unknown_model_is_refused_with_those_there_are(path: str) -> No
         assert not any(engine.calls for engine in rig.engines)
 
 
+@pytest.mark.parametrize(
+    "body", [b"[" * 50_000, b'{"x":' * 50_000, b'{"model":1e999', b"\xff{", b'{"x":"\xff"}', b""]
+)
+async def test_a_body_without_a_model_to_read_is_for_the_engine_to_judge(body: bytes) -> None:
+    """One is nested beyond the depth that Python allows."""
+    async with serving_pool(LARGE, SMALL) as rig:
+        async with rig.client.post(rig.url + "/tokenize", data=body) as response:
+            assert response.status == 200
+        told = (request for engine in rig.engines for request in engine.requests)
+        assert [request.body for request in told if request.path == "/tokenize"] == [body]
+
+
 async def test_engines_of_one_model_judge_its_names_themselves() -> None:
     """Some servers answer to any name."""
     async with serving_pool(LARGE, LARGE) as rig:

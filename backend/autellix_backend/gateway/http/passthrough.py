@@ -15,6 +15,7 @@ from autellix_backend.gateway.engines.models import ModelLists
 from autellix_backend.gateway.engines.pool import EnginePool
 from autellix_backend.gateway.engines.upstream import Upstream, request_headers, response_headers
 from autellix_backend.gateway.errors import GatewayError, InvalidRequestError, error_shape
+from autellix_backend.gateway.raw_json import JSON_ERRORS
 from autellix_backend.gateway.requests import read_body, read_headers, run_while_connected
 from autellix_backend.gateway.tenancy.intake import Intake
 from autellix_backend.gateway.tenancy.tenants import Tenant, Tenants
@@ -130,7 +131,7 @@ def _model_of(scope: Scope, body: bytes) -> str | None:
     """Return the model that a path or a body names; None if that is for the engine to judge."""
     if (model := scope.get("path_params", {}).get("model_id")) is not None:
         return str(model)
-    with contextlib.suppress(msgspec.MsgspecError):
+    with contextlib.suppress(*JSON_ERRORS):
         return msgspec.json.decode(body, type=_Named).model
     return None
 
