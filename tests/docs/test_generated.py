@@ -10,7 +10,7 @@ import pytest
 from tests.docs.pages import ROOT
 
 
-@pytest.mark.parametrize("script", ["cli_page"])
+@pytest.mark.parametrize("script", ["cli_page", "scoreboard_page"])
 def test_the_page_is_up_to_date(script: str) -> None:
     path = ROOT / "scripts" / f"{script}.py"
     made = runpy.run_path(str(path))
