@@ -273,3 +273,33 @@ def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match=r"holds no \*\.json"):
         load_otel(tmp_path, LoadOptions())
     assert load(tmp_path) == []
+
+
+def test_what_a_gateway_sends_to_a_collector_is_read(tmp_path: Path) -> None:
+    """Its programs, threads, parents and tokens, from the spans of a program and of its call."""
+    pytest.importorskip("opentelemetry.sdk.trace", reason="the extra otel is not installed")
+    from google.protobuf.json_format import MessageToJson
+    from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+    from tests.observe.settled_calls import settled_call
+
+    from autellix_backend.observe.tracing import ProgramTracer
+
+    exporter = InMemorySpanExporter()
+    tracer = ProgramTracer(SimpleSpanProcessor(exporter))
+    tracer.begin_program("p", "p", "react", 1_699_999_990.0)
+    call = settled_call(program_id="p", traceparent=None)
+    tracer.take(call)
+    tracer.end_program("p", 1_700_000_000.5, {})
+    tracer.close()
+    path = tmp_path / "spans.json"
+    path.write_text(MessageToJson(encode_spans(exporter.get_finished_spans())))
+
+    (program,) = load_otel(path, LoadOptions())
+
+    assert call.engine_usage is not None
+    assert (program.program_id, program.source) == (call.receipt.program_id, "react")
+    assert [each.thread for each in program.calls] == [call.start.thread_id]
+    assert [each.prefill_tokens for each in program.calls] == [call.engine_usage.prompt_tokens]
+    assert [(each.start_s, each.latency_s) for each in program.calls] == [(8.0, 2.5)]
