@@ -278,7 +278,7 @@ def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
 def test_what_a_gateway_sends_to_a_collector_is_read(tmp_path: Path) -> None:
     """Its programs, threads, parents and tokens, from the spans of a program and of its call."""
     pytest.importorskip("opentelemetry.sdk.trace", reason="the extra otel is not installed")
-    from google.protobuf.json_format import MessageToJson
+    from google.protobuf.json_format import MessageToJson  # type: ignore[import-untyped]
     from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
     from opentelemetry.sdk.trace.export import SimpleSpanProcessor
     from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
