@@ -207,17 +207,6 @@ def run_programs(url: str) -> None:
             program(Asker(client, number))
 
 
-def otel_configuration(system: rig.System, traces: Path, reports: Path) -> dict[str, object]:
-    """Return inference-perf's configuration for a folder of OpenTelemetry traces."""
-    replay = {
-        "trace_directory": str(traces),
-        "use_static_model": True,
-        "static_model_name": rig.DEMO_MODEL_NAME,
-    }
-    weka = inference_perf.configuration(system, traces, "weka", reports, SEED, len(PROGRAMS))
-    return {**weka, "data": {"type": "otel_trace_replay", "otel_trace_replay": replay}}
-
-
 def guidellm_scenario(system: rig.System, form: str, lines: Path) -> dict[str, object]:
     """Return GuideLLM's configuration for a file with a trace a line."""
     return {
@@ -240,14 +229,15 @@ def replays(args: argparse.Namespace, system: rig.System, out: Path) -> dict[str
     commands: dict[str, list[str]] = {}
     weka, otel, count = out / "weka", out / "otel", len(PROGRAMS)
     if args.inference_perf:
-        for form, configuration in (
-            ("weka", inference_perf.configuration(system, weka, "weka", out / "reports", SEED, count)),
-            ("otel", otel_configuration(system, otel, out / "reports")),
-        ):
-            file = out / f"inference-perf-{form}.json"
+        for folder in (weka, otel):
+            file = out / f"inference-perf-{folder.name}.json"
             # JSON is YAML.
-            rig.write_json(file, configuration)
-            commands[f"inference-perf, {form}"] = [str(args.inference_perf), "--config_file", str(file)]
+            rig.write_json(
+                file,
+                inference_perf.configuration(system, folder, folder.name, out / "reports", SEED, count),
+            )
+            command = [str(args.inference_perf), "--config_file", str(file)]
+            commands[f"inference-perf, {folder.name}"] = command
     if args.aiperf:
         reports = out / "aiperf"
         command = aiperf.command_of(args.aiperf, system, weka, reports, SEED, count, count)
