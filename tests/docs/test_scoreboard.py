@@ -139,9 +139,10 @@ def test_a_row_has_an_empty_folder_and_its_data(tmp_path: Path) -> None:
     assert score_of(small(run=["ls -A $OUT"], pattern="."), DATA=str(tmp_path)).measured == 0
 
 
-def test_a_command_that_fails_fails_its_row_with_its_last_words() -> None:
-    score = score_of(small(run=["sh -c 'echo first >&2; echo last >&2; exit 3'"]))
-    assert (score.state, score.why) == ("failed", "exit code 3: last")
+def test_a_command_that_fails_fails_its_row_and_shows_its_output(capfd: pytest.CaptureFixture[str]) -> None:
+    score = score_of(small(run=["sh -c 'echo one; echo two >&2; exit 3'"]))
+    assert (score.state, score.why) == ("failed", "exit code 3, see its output")
+    assert "one\ntwo\n" in capfd.readouterr().err
 
 
 def test_a_program_that_is_absent_fails_its_row() -> None:
