@@ -57,7 +57,7 @@ def main() -> None:
     parser.add_argument("--shared-words", type=int, default=100, help="two tokens each")
     parser.add_argument("--user-words", type=int, default=300)
     parser.add_argument("--answer-tokens", type=int, default=60)
-    parser.add_argument("--time", type=int, default=60, help="seconds")
+    parser.add_argument("--time", type=int, default=50, help="seconds")
     args = parser.parse_args()
 
     def tool(system: rig.System, seed: int, folder: Path) -> None:

@@ -24,6 +24,8 @@ from completion import Record, completion
 
 from autellix_lab.demo.corpus import sentences
 
+SUMMARY = "Statistics summary"
+
 
 def records_of(rows: Iterable[Mapping[str, Any]]) -> list[Record]:
     """Return the calls in the tool's JSON of single requests."""
@@ -37,7 +39,14 @@ def records_of(rows: Iterable[Mapping[str, Any]]) -> list[Record]:
     ]
 
 
-def command_of(args: argparse.Namespace, system: rig.System, seed: int, work: Path) -> list[str]:
+def summary_of(log: str) -> str:
+    """Return the statistics at the end of the tool's output; what comes before names folders."""
+    return log[log.rindex(SUMMARY) :].partition("\n")[2]
+
+
+def command_of(
+    args: argparse.Namespace, system: rig.System, seed: int, work: Path, folder: Path
+) -> list[str]:
     """Return the tool's command for a run."""
     options = {
         "input-file": work / "conversations.json",
@@ -48,11 +57,12 @@ def command_of(args: argparse.Namespace, system: rig.System, seed: int, work: Pa
         "num-clients": args.present,
         "max-active-conversations": args.present,
         "request-rate": args.rate,
-        "stats-json-output": work / "requests.json",
+        "stats-json-output": folder.resolve() / "requests.json",
     }
     words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
     program = str(args.tool.resolve() / "benchmark_serving_multi_turn.py")
-    return [str(args.python), program, *words, "--no-early-stop"]
+    ids = ["--send-conversation-id"] if args.ids else []
+    return [str(args.python), program, *words, "--no-early-stop", *ids]
 
 
 def main() -> None:
@@ -62,6 +72,7 @@ def main() -> None:
     parser.add_argument("--python", type=Path, default=Path(sys.executable), help="of its environment")
     parser.add_argument("--present", type=int, default=12, help="conversations at any time")
     parser.add_argument("--rate", type=float, default=2.0, help="of a conversation's questions, 1/s")
+    parser.add_argument("--ids", action="store_true", help="send X-Session-ID, which names the program")
     args = parser.parse_args()
 
     def tool(system: rig.System, seed: int, folder: Path) -> None:
@@ -71,9 +82,11 @@ def main() -> None:
             (work / "text.txt").write_text("\n".join(sentences(seed)), encoding="utf-8")
             written = given | {"text_files": [str(work / "text.txt")]}
             (work / "conversations.json").write_text(json.dumps(written), encoding="utf-8")
-            command = command_of(args, system, seed, work)
+            command = command_of(args, system, seed, work, folder)
             rig.run_tool(command, folder, {"HF_HUB_OFFLINE": "1"}, directory=system.tokenizer.parent)
-            records = records_of(json.loads((work / "requests.json").read_text(encoding="utf-8")))
+        log = (folder / "tool.log").read_text(encoding="utf-8")
+        (folder / "summary.txt").write_text(summary_of(log), encoding="utf-8")
+        records = records_of(json.loads((folder / "requests.json").read_text(encoding="utf-8")))
         rig.write_json(folder / "conversations.json", completion(records))
 
     rig.compare(args, tool)

@@ -35,12 +35,17 @@ SHAPE = replace(
     decode_tokens=HeavyTail(4000, 8000, 0.5),
 )
 """Few calls that add more, and longer answers, than recorded ones."""
-LENGTHS, GAPS = 0.01, 0.02
+LENGTHS, GAPS = 0.01, 0.003
+"""Gaps have about the ratio to the prefill of all KV memory that the demo's coding sessions have."""
+VARIABLES = {"HF_HUB_OFFLINE": "1", "COLUMNS": "200", "GUIDELLM__MAX_WORKER_PROCESSES": "1"}
+"""Its ten processes take longer to start than a run lasts, and share two cores with the engines."""
 
 
-def programs(count: int, seed: int, spacing_s: float, max_tokens: int) -> list[ProgramTrace]:
+def programs(
+    count: int, seed: int, spacing_s: float, max_tokens: int, gaps: float = GAPS
+) -> list[ProgramTrace]:
     """Return sessions that begin every `spacing_s` seconds, with the times of their calls."""
-    rule = GapRule(math.inf, GAPS)
+    rule = GapRule(math.inf, gaps)
     fitted = (
         fit_program(program, length_scale=LENGTHS, max_context_tokens=max_tokens, gap_rule=rule)
         for program in generate_shaped("coding", SHAPE, count, seed)
@@ -94,21 +99,22 @@ def main() -> None:
     parser.add_argument("--tool", type=Path, required=True, help="GuideLLM's executable")
     parser.add_argument("--sessions", type=int, default=24)
     parser.add_argument("--spacing", type=float, default=1.0, help="seconds between arrivals")
+    parser.add_argument("--gaps", type=float, default=GAPS, help="factor on recorded sessions' gaps")
     parser.add_argument("--max-tokens", type=int, default=5000, help="of a conversation")
     args = parser.parse_args()
 
     def tool(system: rig.System, seed: int, folder: Path) -> None:
         with tempfile.TemporaryDirectory() as name:
             work = Path(name)
-            sessions = map(weka_session, programs(args.sessions, seed, args.spacing, args.max_tokens))
-            lines = "".join(json.dumps(session) + "\n" for session in sessions)
+            found = programs(args.sessions, seed, args.spacing, args.max_tokens, args.gaps)
+            lines = "".join(json.dumps(weka_session(program)) + "\n" for program in found)
             (work / "sessions.jsonl").write_text(lines, encoding="utf-8")
             (work / "scenario.json").write_text(json.dumps({"spec": scenario(args, system, seed, work)}))
             command = [str(args.tool.absolute()), "run", "--config", str(work / "scenario.json")]
             rig.run_tool(
                 [*command, "--disable-console-interactive"],
                 folder,
-                {"HF_HUB_OFFLINE": "1", "HF_HOME": str(work / "cache"), "COLUMNS": "200"},
+                VARIABLES | {"HF_HOME": str(work / "cache")},
                 directory=system.tokenizer.parent,
             )
             (folder / "report.csv").write_bytes((work / "report.csv").read_bytes())

@@ -72,8 +72,14 @@ def test_commands_name_the_system_and_no_absolute_model(load: Any, tmp_path: Pat
         user_words=2,
         answer_tokens=3,
         time=4,
+        ids=True,
     )
-    for name in ("bench_serve", "multi_turn", "multi_round_qa"):
-        command = load(name).command_of(args, system, 1, tmp_path)
+    for name, folders in (("bench_serve", 1), ("multi_turn", 2), ("multi_round_qa", 1)):
+        command = load(name).command_of(args, system, 1, *[tmp_path] * folders)
         assert any(word.startswith("http://a:1") for word in command)
         assert str(tmp_path / "model") not in command
+
+
+def test_the_summary_of_multi_turn_is_the_end_of_its_output(load: Any) -> None:
+    log = "text_files=/tmp/a\n\x1b[93mStatistics summary:\x1b[0m\nruntime_sec = 54.561\nttft_ms 186.0\n"
+    assert load("multi_turn").summary_of(log) == "runtime_sec = 54.561\nttft_ms 186.0\n"
