@@ -37,6 +37,7 @@ SHAPE = replace(
 """Few calls that add more, and longer answers, than recorded ones."""
 LENGTHS, GAPS = 0.01, 0.003
 """Gaps have about the ratio to the prefill of all KV memory that the demo's coding sessions have."""
+TOKENIZER = "tokenizer"
 VARIABLES = {"HF_HUB_OFFLINE": "1", "COLUMNS": "200", "GUIDELLM__MAX_WORKER_PROCESSES": "1"}
 """Its ten processes take longer to start than a run lasts, and share two cores with the engines."""
 
@@ -68,8 +69,8 @@ def records_of(report: Mapping[str, Any]) -> list[Record]:
     ]
 
 
-def scenario(args: argparse.Namespace, system: rig.System, seed: int, work: Path) -> dict[str, Any]:
-    """Return the tool's configuration of a run."""
+def scenario(args: argparse.Namespace, system: rig.System, seed: int) -> dict[str, Any]:
+    """Return the tool's configuration of a run, whose paths are those of its folder."""
     return {
         "backend": {
             "kind": "openai_http",
@@ -77,18 +78,18 @@ def scenario(args: argparse.Namespace, system: rig.System, seed: int, work: Path
             "model": rig.DEMO_MODEL_NAME,
         },
         "profile": {"kind": "replay"},
-        "tokenizer": {"kind": "huggingface_auto", "model": system.tokenizer.name},
+        "tokenizer": {"kind": "huggingface_auto", "model": TOKENIZER},
         "data": [
             {
                 "kind": "weka",
-                "source": {"kind": "json_file", "path": str(work / "sessions.jsonl")},
+                "source": {"kind": "json_file", "path": "sessions.jsonl"},
                 "max_context_len": args.max_tokens,
             }
         ],
         "seed": {"kind": "static", "value": seed},
         "outputs": [
-            {"kind": "json", "path": str(work / "report.json")},
-            {"kind": "csv", "path": str(work / "report.csv")},
+            {"kind": "json", "path": "report.json"},
+            {"kind": "csv", "path": "report.csv"},
         ],
     }
 
@@ -109,13 +110,14 @@ def main() -> None:
             found = programs(args.sessions, seed, args.spacing, args.max_tokens, args.gaps)
             lines = "".join(json.dumps(weka_session(program)) + "\n" for program in found)
             (work / "sessions.jsonl").write_text(lines, encoding="utf-8")
-            (work / "scenario.json").write_text(json.dumps({"spec": scenario(args, system, seed, work)}))
-            command = [str(args.tool.absolute()), "run", "--config", str(work / "scenario.json")]
+            (work / "scenario.json").write_text(json.dumps({"spec": scenario(args, system, seed)}))
+            (work / TOKENIZER).symlink_to(system.tokenizer)
+            command = [str(args.tool.absolute()), "run", "--config", "scenario.json"]
             rig.run_tool(
                 [*command, "--disable-console-interactive"],
                 folder,
                 VARIABLES | {"HF_HOME": str(work / "cache")},
-                directory=system.tokenizer.parent,
+                directory=work,
             )
             (folder / "report.csv").write_bytes((work / "report.csv").read_bytes())
             records = records_of(json.loads((work / "report.json").read_text(encoding="utf-8")))
