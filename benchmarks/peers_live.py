@@ -207,24 +207,27 @@ def table(runs: Sequence[Run], systems: Sequence[str]) -> str:
 
     Beside each mean stand the rounds in which it is less than that of `autellix`, of those that both have.
     """
-    of = {name: {run["round"]: run for run in runs if run["system"] == name} for name in systems}
-    lines = ["| | rounds | " + " | ".join(FIGURES) + " | errors |", "|---" * (len(FIGURES) + 3) + "|"]
-    for name, own in of.items():
-        if not own:
-            continue
-        cells = [
-            text_of([run[figure] for run in own.values() if run[figure] is not None]) for figure in FIGURES
-        ]
-        both = [
-            at
-            for at in own
-            if at in of.get(OURS, {}) and None not in (own[at]["mean s"], of[OURS][at]["mean s"])
-        ]
-        if name != OURS and both:
-            cells[0] += f" ({sum(own[at]['mean s'] < of[OURS][at]['mean s'] for at in both)} of {len(both)})"
-        errors = sum(run[kind] for run in own.values() for kind in ERRORS)
-        lines.append(f"| {name} | {len(own)} | " + " | ".join(cells) + f" | {errors} |")
+    workloads = list(dict.fromkeys(run["workload"] for run in runs))
+    heads = [f"{workload}: {', '.join(FIGURES)}" for workload in workloads]
+    lines = ["| | " + " | ".join(heads) + " | errors, runs |", "|---" * (len(heads) + 2) + "|"]
+    for name in systems:
+        own = [run for run in runs if run["system"] == name]
+        cells = [cell_of(workload, own, runs) for workload in workloads]
+        errors = sum(run[kind] for run in own for kind in ERRORS)
+        lines += [f"| {name} | " + " | ".join(cells) + f" | {errors}, {len(own)} |"] if own else []
     return "\n".join(lines)
+
+
+def cell_of(workload: str, runs: Sequence[Run], others: Sequence[Run]) -> str:
+    """Return a system's medians of a workload."""
+    own = {run["round"]: run for run in runs if run["workload"] == workload}
+    ours = {run["round"]: run for run in others if run["workload"] == workload and run["system"] == OURS}
+    values = [text_of([run[figure] for run in own.values() if run[figure] is not None]) for figure in FIGURES]
+    means = [(own[at]["mean s"], ours[at]["mean s"]) for at in own if at in ours and own[at] is not ours[at]]
+    both = [(theirs, our) for theirs, our in means if None not in (theirs, our)]
+    if both:
+        values[0] += f" ({sum(theirs < our for theirs, our in both)} of {len(both)})"
+    return ", ".join(values)
 
 
 def text_of(values: Sequence[float]) -> str:
@@ -270,6 +273,7 @@ class Measurement:
         salt = f"{name}:{number}:{self.args.engines}"
         results = play(name, self.urls[name], part.load.programs, arrivals_s, salt)
         run = {"engines": self.args.engines, "workload": workload, "round": number, "system": name}
+        run["programs"] = len(part.load.programs)
         run |= {"rate": rate_per_s, "load": busy} | figures_of(part.load.programs, arrivals_s, results)
         self.runs.append(run)
         with (self.args.out / "runs.jsonl").open("a", encoding="utf-8") as file:
@@ -277,14 +281,14 @@ class Measurement:
         print(json.dumps(run), file=sys.stderr, flush=True)
 
     def _rate_per_s(self, workload: str, part: Part, number: int) -> float:
-        """Return the programs that arrive in a second: in a round, by one engine's speed at its beginning."""
+        """Return the programs that arrive in a second, by an engine's speed at the beginning of the round."""
         if found := self._round(workload, number):
             return float(found[0]["rate"])
         target = Target(base_url=self.urls[DIRECT][0], model=DEMO_MODEL_NAME)
         slots, tokens = part.calibration_slots, part.calibration_tokens
         salt = f"{workload}:{number}:{time.time()}"
         speed = calibrate(target, part.calibration, slots, tokens, lambda *_: lambda _: None, salt=salt)
-        return speed.rate_for(part.load.rho, part.load.programs)
+        return self.args.engines * speed.rate_for(part.load.rho, part.load.programs)
 
 
 def main() -> None:
@@ -311,9 +315,8 @@ def main() -> None:
         measurement = Measurement(args, urls, parts, runs, deadline_s)
         measurement.warm_up()
         measurement.play_rounds()
-    for workload in parts:
-        own = [run for run in runs if (run["engines"], run["workload"]) == (args.engines, workload)]
-        print(f"\n{workload}, {args.engines} engine(s)\n\n{table(own, args.systems)}")
+    own = [run for run in runs if run["engines"] == args.engines and run["workload"] in parts]
+    print(f"\n{args.engines} engine(s)\n\n{table(own, args.systems)}")
 
 
 if __name__ == "__main__":

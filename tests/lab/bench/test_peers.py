@@ -82,8 +82,8 @@ def test_the_table_has_medians_and_the_rounds_ahead_of_ours() -> None:
     runs = [run("smg", number, mean_s) for number, mean_s in ((1, 5.0), (2, 9.0), (3, 7.0))]
     runs += [run("autellix", 1, 6.0), run("autellix", 2, 6.0)]
     lines = load("peers_live").table(runs, ["smg", "autellix", "LiteLLM"]).splitlines()
-    assert lines[2] == "| smg | 3 | 7 (1 of 2) | 1 | 2 | 3 | 0.5 | 0 |"
-    assert lines[3:] == ["| autellix | 2 | 6 | 1 | 2 | 3 | 0.5 | 0 |"]
+    assert lines[2] == "| smg | 7 (1 of 2), 1, 2, 3, 0.5 | 0, 3 |"
+    assert lines[3:] == ["| autellix | 6, 1, 2, 3, 0.5 | 0, 2 |"]
 
 
 def test_lost_calls_and_those_of_another_length_are_errors() -> None:
@@ -108,7 +108,7 @@ def test_lost_calls_and_those_of_another_length_are_errors() -> None:
     assert (found["lost"], found["other length"], found["errors"]) == (1, 1, ("refused",))
     assert found["mean s"] is None
     rows = load("peers_live").table([run("smg", 1, 1.0) | found], ["smg"])
-    assert rows.endswith("| smg | 1 | - | - | - | 1 | 0 | 2 |")
+    assert rows.endswith("| smg | -, -, -, 1, 0 | 2, 1 |")
 
 
 def test_systems_take_turns_in_a_seeded_order() -> None:
@@ -135,3 +135,25 @@ def test_an_interrupted_round_goes_on_where_it_was(monkeypatch: pytest.MonkeyPat
     assert played == ["vLLM"]
     assert [item["system"] for item in live.read_runs(tmp_path / "runs.jsonl")] == ["smg", "vLLM"]
     assert runs[1]["rate"] == 2.0
+
+
+def test_calls_are_simulated_with_the_time_from_answer_to_engine() -> None:
+    calls = tuple(
+        CallTrace(
+            id=at, parents=(0,) * at, thread="main", prefill_tokens=4, decode_tokens=1, gap_before_s=1.0
+        )
+        for at in range(2)
+    )
+    module = load("peers_simulated")
+    found = module.with_round_trips(ProgramTrace(source="test", program_id="p", calls=calls))
+    assert [call.gap_before_s for call in found.calls] == [1.0, 1.0 + module.ROUND_TRIP_S]
+
+
+def test_rounds_that_have_all_systems_are_simulated() -> None:
+    module, systems = load("peers_simulated"), ("vLLM", "ThunderAgent", "autellix")
+    runs = [run(system, number, 3.0 * number) for number in (1, 2) for system in systems[: 4 - number]]
+    (found,) = module.rounds_of([*runs, run("smg", 1, 1.0)], "tools")
+    assert {name: found[name]["round"] for name in systems} == dict.fromkeys(systems, 1)
+    assert module.rounds_of(runs, "coding") == []
+    found["vLLM"]["mean s"] = 6.0
+    assert module.row("autellix", [found]) == ["0.50", "1.00", "1.00", "1.00", "0.50"]
