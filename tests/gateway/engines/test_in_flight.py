@@ -146,6 +146,7 @@ class PlainServer:
         self.running = 0
         self.waiting = 0
         self.most_waiting_lately = 0
+        self.cached_tokens = 0
 
     def app(self) -> web.Application:
         app = web.Application()
@@ -181,7 +182,12 @@ class PlainServer:
             finally:
                 self.running -= 1
         choice = {"index": 0, "message": {"role": "assistant", "content": "x"}, "finish_reason": "stop"}
-        usage = {"prompt_tokens": 3, "completion_tokens": 1, "total_tokens": 4}
+        usage = {
+            "prompt_tokens": 3,
+            "completion_tokens": 1,
+            "total_tokens": 4,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+        }
         return web.json_response(
             {"id": "a", "object": "chat.completion", "choices": [choice], "usage": usage}
         )
@@ -194,9 +200,10 @@ class PlainRig(GatewayRig):
         super().__init__(app, url, client)
         self.server = server
 
-    async def chat(self, program: str) -> str:
+    async def chat(self, program: str, text: str = "hello there") -> str:
         headers = {"X-Autellix-Program-ID": program}
-        async with self.client.post(self.url + CHAT, json=BODY, headers=headers) as response:
+        body = BODY | {"messages": [{"role": "user", "content": text}]}
+        async with self.client.post(self.url + CHAT, json=body, headers=headers) as response:
             assert response.status == 200
             return program
 
@@ -279,6 +286,22 @@ async def test_the_gateways_order_applies_to_the_calls_that_wait_for_a_learned_b
         assert first.program_id == "new"
         server.gate.set()
         await asyncio.gather(*fill, *late)
+
+
+async def test_what_programs_share_is_learned_from_the_first_call_of_each() -> None:
+    server = PlainServer()
+    server.gate.set()
+    async with gateway(server) as rig:
+        tools = "a list of tools, which several programs have. " * 100
+        lengths = rig.handle.queue.ordering._prefix_lengths
+        for program, cached_tokens, known in (("p", 0, 0), ("q", 2, 2), ("q", 3, 2)):
+            server.cached_tokens = cached_tokens
+            await rig.chat(program, tools + program)
+            (prefix,) = set(rig.handle.queue.ordering._prefixes.values())
+            assert lengths.tokens(prefix) == known
+        server.cached_tokens = 1
+        await rig.chat("r", "short")
+        assert "r" not in rig.handle.queue.ordering._prefixes
 
 
 async def test_each_way_of_ordering_is_announced_once() -> None:
