@@ -18,7 +18,7 @@ from autellix_lab.workload.fit import GapRule, fit_program
 from autellix_lab.workload.generate import SHAPES, generate_shaped
 from autellix_lab.workload.trace import CallTrace, ProgramTrace
 
-SESSIONS, PRESENT = 48, 10
+SESSIONS, PRESENT = 40, 10
 """Sessions of a run, and how many of them are present at any time."""
 KV_BLOCKS = 180
 TOKEN_S = 0.01
