@@ -225,13 +225,17 @@ def table(out: Path, seeds: Sequence[int], figures_of: Callable[[Path], Mapping[
         (
             name,
             *(
-                f"{plain[name]:.3g} → {ours[name]:.3g}, {ratio:.2f}"
+                f"{_shown(plain[name])} → {_shown(ours[name])}, {ratio:.2f}"
                 for (plain, ours), ratio in zip(runs.values(), ratios[name], strict=True)
             ),
         )
         for name in sorted(names, key=lambda name: -fmean(ratios[name]))
     ]
     return markdown_table((f"{PLAIN} → {OURS}, ratio", *(f"seed {seed}" for seed in runs)), rows)
+
+
+def _shown(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
 def _with_computed(figures: Mapping[str, float], folder: Path) -> dict[str, float]:

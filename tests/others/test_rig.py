@@ -93,7 +93,7 @@ def test_each_run_is_made_once_in_alternating_order(
 
 
 def test_a_table_has_the_worst_ratio_first_and_only_complete_seeds(rig: Any, tmp_path: Path) -> None:
-    computed = {"vllm-1": 10, "autellix-1": 20, "vllm-3": 10, "autellix-3": 10, "vllm-2": 1}
+    computed = {"vllm-1": 1000, "autellix-1": 2000, "vllm-3": 10, "autellix-3": 10, "vllm-2": 1}
     for name, tokens in computed.items():
         (tmp_path / name).mkdir()
         rig.write_json(tmp_path / name / "engine.json", {"prompt_tokens": tokens + 5, "cached_tokens": 5})
@@ -101,7 +101,7 @@ def test_a_table_has_the_worst_ratio_first_and_only_complete_seeds(rig: Any, tmp
     assert made == [
         "| vllm → autellix, ratio | seed 1 | seed 3 |",
         "| --- | --- | --- |",
-        "| prompt tokens computed | 10 → 20, 2.00 | 10 → 10, 1.00 |",
+        "| prompt tokens computed | 1,000 → 2,000, 2.00 | 10 → 10, 1.00 |",
         "| s | 2 → 0.5, 0.25 | 2 → 0.5, 0.25 |",
     ]
     assert len(rig.table(tmp_path, [2], lambda _folder: {})) == 2
