@@ -4,8 +4,8 @@
 
 Each round of OUT/runs.jsonl on one engine is simulated with its arrivals, and with slightly slower and faster
 ones, because figures of single runs scatter; means of these. The step times, and the time from an answer to
-the next call at the engine, are fitted to runs of vLLM alone. An engine's speed changes from round to round,
-so ratios to vLLM are compared. Medians over the rounds.
+the next call at the engine, are fitted to such runs, first of all of vLLM alone. An engine's speed changes
+from round to round, so ratios to vLLM are compared. Medians over the rounds.
 """
 
 from __future__ import annotations

@@ -43,6 +43,14 @@ PICTURES = {
         series={"default": (2, 1), "ThunderAgent's rule": (3, 1)},
         unit="mean program latency over FCFS",
     ),
+    "peers": Bars(
+        page="peers.md",
+        heading="One engine",
+        labels=(0,),
+        series={"tools": (1, 0), "coding": (2, 0)},
+        unit="mean program latency, s",
+        baseline=None,
+    ),
     "default": Bars(
         page="default.md",
         heading="Comparison with other schedulers",
