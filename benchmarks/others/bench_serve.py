@@ -50,7 +50,7 @@ def command_of(args: argparse.Namespace, system: rig.System, seed: int, folder: 
 def main() -> None:
     """Run the tool against both systems."""
     parser = rig.arguments(__doc__, kv_blocks=512)
-    parser.add_argument("--calls", type=int, default=400)
+    parser.add_argument("--calls", type=int, default=900)
     parser.add_argument("--present", type=int, default=8, help="calls at any time")
     args = parser.parse_args()
 

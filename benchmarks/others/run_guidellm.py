@@ -96,7 +96,7 @@ def scenario(args: argparse.Namespace, system: rig.System, seed: int) -> dict[st
 
 def main() -> None:
     """Run the tool against both systems."""
-    parser = rig.arguments(__doc__, kv_blocks=180)
+    parser = rig.arguments(__doc__, kv_blocks=360)
     parser.add_argument("--tool", type=Path, required=True, help="GuideLLM's executable")
     parser.add_argument("--sessions", type=int, default=24)
     parser.add_argument("--spacing", type=float, default=1.0, help="seconds between arrivals")
