@@ -36,7 +36,7 @@ SHAPE = replace(
 )
 """Few calls that add more, and longer answers, than recorded ones."""
 LENGTHS, GAPS = 0.01, 0.003
-"""Gaps have about the ratio to the prefill of all KV memory that the demo's coding sessions have."""
+"""The tool reads no recorded durations of weka traces by itself, so a pause has the call before in it."""
 TOKENIZER = "tokenizer"
 VARIABLES = {"HF_HUB_OFFLINE": "1", "COLUMNS": "200", "GUIDELLM__MAX_WORKER_PROCESSES": "1"}
 """Its ten processes take longer to start than a run lasts, and share two cores with the engines."""
@@ -99,7 +99,7 @@ def main() -> None:
     parser = rig.arguments(__doc__, kv_blocks=360)
     parser.add_argument("--tool", type=Path, required=True, help="GuideLLM's executable")
     parser.add_argument("--sessions", type=int, default=24)
-    parser.add_argument("--spacing", type=float, default=1.0, help="seconds between arrivals")
+    parser.add_argument("--spacing", type=float, default=0.4, help="seconds between arrivals")
     parser.add_argument("--gaps", type=float, default=GAPS, help="factor on recorded sessions' gaps")
     parser.add_argument("--max-tokens", type=int, default=5000, help="of a conversation")
     args = parser.parse_args()
