@@ -1,7 +1,7 @@
 """The models behind one gateway: which engine lists which, and which engines share some.
 
-Each engine's own list is read when the engine comes up, every 10 s, and when a call names a model that no
-engine lists. With a single engine nothing is read: that answers for itself.
+Each engine's own list is read when the engine comes up and every 10 s; where engines serve different models,
+also when a call names one that none lists. With a single engine nothing is read: that answers for itself.
 """
 
 from __future__ import annotations

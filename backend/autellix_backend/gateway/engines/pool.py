@@ -105,6 +105,7 @@ class EnginePool:
         """Take note of engines that came or left, and of changed lists of models."""
         groups = groups_of({handle.name: handle.models for handle in self})
         if groups != self.groups:
+            # A new list only then: the router keeps a balancer for each group until it sees another list.
             self.groups = groups
 
     def can_move_from(self, name: str, model: str | None) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -118,8 +117,6 @@ class EngineTable:
 
 _SNAPSHOT_FIELDS = tuple(EngineRow.__annotations__.keys() & set(EngineSnapshot.__struct_fields__))
 """Fields of the row that are those of the snapshot."""
-
-logger = logging.getLogger(__name__)
 
 router = APIRouter(
     tags=["operators"],

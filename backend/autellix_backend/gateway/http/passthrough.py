@@ -29,7 +29,7 @@ class _Named(msgspec.Struct):
 
 
 class PassthroughEndpoint:
-    """ASGI app of the paths that are forwarded unread, streams included."""
+    """ASGI app of the paths that are forwarded as they are, streams included."""
 
     def __init__(
         self,
