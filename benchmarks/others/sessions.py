@@ -7,15 +7,12 @@ session that spawns sub-agents and joins them.
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import replace
 from pathlib import Path
 
-from autellix_lab.demo.parts import MAX_SCARCE_CONTEXT_TOKENS, SCARCE, Scale
+from autellix_lab.demo.parts import MAX_SCARCE_CONTEXT_TOKENS, SCARCE, Scale, scaled_programs
 from autellix_lab.report.otel import otel_trace
 from autellix_lab.report.weka import weka_session
-from autellix_lab.workload.fit import GapRule, fit_program
-from autellix_lab.workload.generate import SHAPES, generate_shaped
 from autellix_lab.workload.trace import CallTrace, ProgramTrace
 
 SESSIONS, PRESENT = 40, 10
@@ -51,23 +48,7 @@ def write_sessions(folder: Path, count: int, seed: int, kind: str) -> None:
 
 
 def _programs(kind: str, scale: Scale, count: int, seed: int) -> list[ProgramTrace]:
-    shape = replace(
-        SHAPES[kind],
-        calls=SHAPES[kind].calls.scaled(scale.calls),
-        prefill_tokens=SHAPES[kind].prefill_tokens.scaled(scale.new_tokens),
-    )
-    rule = GapRule(math.inf, scale.gaps)
-    return [
-        with_times(
-            fit_program(
-                program,
-                length_scale=scale.lengths,
-                max_context_tokens=MAX_SCARCE_CONTEXT_TOKENS,
-                gap_rule=rule,
-            )
-        )
-        for program in generate_shaped(kind, shape, count, seed)
-    ]
+    return list(map(with_times, scaled_programs(kind, scale, MAX_SCARCE_CONTEXT_TOKENS, count, seed)))
 
 
 def with_times(program: ProgramTrace) -> ProgramTrace:

@@ -174,23 +174,11 @@ def _slots(options: DemoOptions) -> Part:
 
 def _memory(options: DemoOptions) -> Part:
     kind, scale = options.kv_workload, SCARCE[options.kv_workload]
-    shape = replace(
-        SHAPES[kind],
-        calls=SHAPES[kind].calls.scaled(scale.calls),
-        prefill_tokens=SHAPES[kind].prefill_tokens.scaled(scale.new_tokens),
-    )
     kv_blocks = options.kv_blocks or scale.kv_blocks
     kv_tokens = (kv_blocks - 1) * BLOCK_TOKENS
-    programs = [
-        fit_program(
-            program,
-            length_scale=scale.lengths,
-            # A block less than the memory: prompts have their lengths within the tokenizer's rounding.
-            max_context_tokens=min(MAX_SCARCE_CONTEXT_TOKENS, kv_tokens - BLOCK_TOKENS),
-            gap_rule=GapRule(math.inf, scale.gaps),
-        )
-        for program in generate_shaped(kind, shape, options.kv_programs, options.seed)
-    ]
+    # A block less than the memory: prompts have their lengths within the tokenizer's rounding.
+    max_tokens = min(MAX_SCARCE_CONTEXT_TOKENS, kv_tokens - BLOCK_TOKENS)
+    programs = scaled_programs(kind, scale, max_tokens, options.kv_programs, options.seed)
     fitting = _without_gaps(_fitting(programs, kv_tokens))
     rho = scale.rho if options.kv_rho is None else options.kv_rho
     return Part(
@@ -204,6 +192,26 @@ def _memory(options: DemoOptions) -> Part:
         calibration_tokens=0,
         warm_ups=MEMORY_WARM_UPS,
     )
+
+
+def scaled_programs(
+    kind: str, scale: Scale, max_context_tokens: int, count: int, seed: int
+) -> list[ProgramTrace]:
+    """Return programs of a kind at a scale, their contexts within a bound (tokens)."""
+    shape = replace(
+        SHAPES[kind],
+        calls=SHAPES[kind].calls.scaled(scale.calls),
+        prefill_tokens=SHAPES[kind].prefill_tokens.scaled(scale.new_tokens),
+    )
+    return [
+        fit_program(
+            program,
+            length_scale=scale.lengths,
+            max_context_tokens=max_context_tokens,
+            gap_rule=GapRule(math.inf, scale.gaps),
+        )
+        for program in generate_shaped(kind, shape, count, seed)
+    ]
 
 
 def _fitting(programs: Sequence[ProgramTrace], kv_tokens: int) -> list[ProgramTrace]:
