@@ -91,6 +91,12 @@ class SimEngine:
         """Calls that wait or run here."""
         return len(self.calls) + len(self._arrivals)
 
+    def busy_by(self, now: float) -> float:
+        """Return the time (s) that it has computed, with the stretch in progress."""
+        stretch = self._stretch
+        is_computing = stretch is not None and bool(self.batch.calls)
+        return self.busy_s + (now - stretch.start_s if is_computing and stretch is not None else 0.0)
+
     def submit(self, call: EngineCall, now: float) -> None:
         """Accept a call that has arrived."""
         call.arrival_s = now

@@ -37,6 +37,13 @@ class LiveProgram:
     paths_s: dict[int, float] = field(default_factory=dict)
     wait_s: float = 0.0
     service_s: float = 0.0
+    engine: str = ""
+    """That of its last call."""
+    engines: set[str] = field(default_factory=set)
+    """All that had a call of it."""
+    moves: int = 0
+    returns: int = 0
+    forced_moves: int = 0
 
     def __post_init__(self) -> None:
         calls = self.trace.calls
@@ -63,6 +70,15 @@ class LiveProgram:
         """Return the call at an engine whose context a call extends."""
         return None if call.prefix_from is None else self.calls.get((engine, call.prefix_from))
 
+    def place(self, engine: str, *, can_stay: bool) -> None:
+        """Note the engine of a call; its engine before may take calls no more."""
+        if self.engine and engine != self.engine:
+            self.moves += can_stay
+            self.returns += can_stay and engine in self.engines
+            self.forced_moves += not can_stay
+        self.engine = engine
+        self.engines.add(engine)
+
     def finish_call(self, call: EngineCall, now: float, *, true_cost_s: float) -> list[CallTrace]:
         """Account for a finished call and return the calls that become ready."""
         trace, record = call.trace, call.record
@@ -77,6 +93,14 @@ class LiveProgram:
         for child in self.children[trace.id]:
             self.missing[child] -= 1
         return [self.trace.calls[child] for child in self.children[trace.id] if self.missing[child] == 0]
+
+    def _moved(self) -> list[EngineCall]:
+        """Return the calls whose context another engine had."""
+        return [
+            call
+            for (engine, _), call in self.calls.items()
+            if call.trace.prefix_from is not None and (engine, call.trace.prefix_from) not in self.calls
+        ]
 
     def record(self, now: float) -> ProgramRecord:
         """Return the record of the finished program."""
@@ -96,4 +120,8 @@ class LiveProgram:
             wait_s=self.wait_s,
             service_s=self.service_s,
             preemptions=sum(call.record.preemptions for call in made if call.record is not None),
+            moves=self.moves,
+            returns=self.returns,
+            forced_moves=self.forced_moves,
+            moved_tokens=sum(max(0, call.shared_tokens - call.cached_tokens) for call in self._moved()),
         )

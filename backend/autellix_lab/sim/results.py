@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from autellix_lab.sim.fleet import FleetMoment
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,14 @@ class ProgramRecord:
     wait_s: float
     service_s: float
     preemptions: int
+    moves: int = 0
+    """Calls that went to another engine than the one before, which took calls as well."""
+    returns: int = 0
+    """Those of them that went to an engine on which the program had been before."""
+    forced_moves: int = 0
+    """Calls that went to another engine because the one before had left or drained."""
+    moved_tokens: int = 0
+    """Prompt tokens that the engine before had, and the next one did not find, in all moves."""
 
     @property
     def latency_s(self) -> float:
@@ -77,3 +87,5 @@ class SimResult:
     """Most programs alive at once."""
     full_loop: FullLoop | None = None
     """Of a closed loop."""
+    fleet: list[FleetMoment] = field(default_factory=list)
+    """A scaling fleet at each decision."""

@@ -28,6 +28,7 @@ from autellix_backend.core.table import ProcessTable
 from autellix_lab.sim.baselines import BASELINE_NAMES, make_baseline
 from autellix_lab.sim.calls import EngineCall
 from autellix_lab.sim.engine import Decision, SimEngine
+from autellix_lab.sim.fleet import Scaling, ScalingFleet
 from autellix_lab.sim.live_program import LiveProgram
 from autellix_lab.sim.model import EngineModel
 from autellix_lab.sim.results import EngineTotals, FullLoop, ProgramRecord, SimResult
@@ -37,7 +38,7 @@ from autellix_lab.workload.trace import CallTrace, ProgramTrace
 Arrivals = Iterable[tuple[float, ProgramTrace]]
 """Programs with their arrival times (s), in order of time."""
 
-_STRETCH_END, _ARRIVAL, _SILENCE = 0, 1, 2
+_STRETCH_END, _ARRIVAL, _SILENCE, _REVIEW = 0, 1, 2, 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +50,8 @@ class SimSettings:
     baseline: str | None = None
     """Another system's scheduler, by name, which replaces the policy and admission of `scheduler`."""
     engines: int = 1
+    scaling: Scaling | None = None
+    """How their number changes; None keeps it."""
     engine_speeds: tuple[float, ...] = ()
     """Speed of each engine relative to the model; empty: all run at the model's speed."""
     balancer: str = DEFAULT_BALANCER
@@ -79,6 +82,8 @@ class SimSettings:
             raise ValueError(f"baseline must be one of {', '.join(BASELINE_NAMES)}, not {self.baseline!r}")
         if self.baseline is not None and self.engines > 1:
             raise ValueError(f"{self.baseline} is simulated for one engine, not {self.engines}")
+        if self.baseline is not None and self.scaling is not None:
+            raise ValueError(f"{self.baseline} is simulated for one engine, not for a scaling fleet")
         if self.engine_speeds and len(self.engine_speeds) != self.engines:
             raise ValueError(
                 f"engine_speeds must be one for each of {self.engines} engines, not {len(self.engine_speeds)}"
@@ -143,17 +148,14 @@ class _Simulation:
         self._table = ProcessTable()
         self._balancer = make_balancer(settings.balancer, settings.threshold_tokens)
         self._estimator = SizeEstimator()
-        self._engines = {
-            name: SimEngine(
-                name,
-                model,
-                settings.scheduler,
-                self._table,
-                _named(log, name),
-                None if settings.baseline is None else make_baseline(settings.baseline, model),
-            )
-            for name, model in ((f"engine{index}", model) for index, model in enumerate(settings.models))
-        }
+        self._log = log
+        self._engines: dict[str, SimEngine] = {}
+        self._ends: dict[str, int] = {}
+        for index, model in enumerate(settings.models):
+            self._add_engine(f"engine{index}", model)
+        self._left: list[SimEngine] = []
+        """Engines that have drained and left."""
+        self._fleet = None if settings.scaling is None else ScalingFleet(settings.scaling, self._engines)
         self._source: Iterator[tuple[float, ProgramTrace]] = iter(())
         self._burst_s = 0.0
         """When the present burst began."""
@@ -169,7 +171,6 @@ class _Simulation:
         """Programs that have ended, of which the scheduler does not know yet."""
         self._reports: dict[str, tuple[float, MemoryReport | None]] = {}
         """The time and content of each engine's last report."""
-        self._ends: dict[str, int] = dict.fromkeys(self._engines, 0)
         self._records: list[ProgramRecord] = []
         self._finished_calls = 0
         self._peak = 0
@@ -179,14 +180,17 @@ class _Simulation:
 
     def run(self, bursts: Iterable[Arrivals]) -> SimResult:
         now = 0.0
+        if self._fleet is not None:
+            heapq.heappush(self._events, (now, _REVIEW, 0, 0, ""))
         for burst in bursts:
             self._source, self._burst_s = iter(burst), now
             self._draw()
             while self._alive or self._next is not None:
                 now = self._next_time()
                 self._advance(now)
-        totals = [_totals(engine) for engine in self._engines.values()]
-        return SimResult(self._records, totals, now, self._peak, self._full_loop)
+        totals = [_totals(engine) for engine in (*self._left, *self._engines.values())]
+        moments = [] if self._fleet is None else self._fleet.moments
+        return SimResult(self._records, totals, now, self._peak, self._full_loop, moments)
 
     def run_closed(self, programs: Iterable[ProgramTrace], present: int) -> SimResult:
         self._reserve = iter(programs)
@@ -212,6 +216,9 @@ class _Simulation:
             return self._arrive(self._alive[index], number, now)
         if kind == _SILENCE:
             self._end_silent(index, number, now)
+            return None
+        if kind == _REVIEW:
+            self._review_fleet(now)
             return None
         if self._ends[name] != number:
             return None
@@ -317,12 +324,14 @@ class _Simulation:
             expected_s=self._expect(program, trace),
             expected_work=program.work if self._settings.knows_sizes else None,
         )
-        loads = [_load(engine, self._memory(engine, now)) for engine in self._engines.values()]
+        loads = [self._load(engine, now) for engine in self._engines.values()]
         prefix = "" if program.prefix is None else program.prefix.key
         engine = self._engines[
             self._balancer.assign(ArrivingCall(program.program_id, trace.prefill_tokens, prefix), loads)
         ]
         call.base = program.base(engine.name, trace)
+        can_stay = program.engine in self._engines and self._is_accepting(program.engine)
+        program.place(engine.name, can_stay=can_stay)
         program.calls[engine.name, number] = call
         self._owners[call.call_id] = program
         engine.submit(call, now)
@@ -382,6 +391,47 @@ class _Simulation:
 
     # Engines.
 
+    def _add_engine(self, name: str, model: EngineModel) -> None:
+        settings = self._settings
+        baseline = None if settings.baseline is None else make_baseline(settings.baseline, model)
+        log = _named(self._log, name)
+        self._engines[name] = SimEngine(name, model, settings.scheduler, self._table, log, baseline)
+        self._ends[name] = 0
+
+    def _review_fleet(self, now: float) -> None:
+        """Let engines that have started take calls, let those without calls leave, and decide on others."""
+        fleet = self._fleet
+        assert fleet is not None
+        for name in fleet.take_ready(now):
+            self._add_engine(name, self._settings.model)
+        for name in list(fleet.draining):
+            if self._engines[name].is_idle and not self._engines[name].load:
+                self._left.append(self._engines.pop(name))
+                self._reports.pop(name, None)
+                fleet.on_left(name)
+        engines = {
+            name: (self._load(engine, now), engine.busy_by(now)) for name, engine in self._engines.items()
+        }
+        fleet.review(now, engines, len(self._alive))
+        heapq.heappush(self._events, (now + fleet.scaling.period_s, _REVIEW, 0, 0, ""))
+
+    def _is_accepting(self, name: str) -> bool:
+        return self._fleet is None or name not in self._fleet.draining
+
+    def _load(self, engine: SimEngine, now: float) -> EngineLoad:
+        model, running = engine.model, len(engine.batch.calls)
+        return EngineLoad(
+            name=engine.name,
+            running=running,
+            waiting=engine.load - running,
+            slots=model.max_num_seqs,
+            prefill_s_per_token=model.prefill_s,
+            decode_s_per_token=model.step_time_s(model.max_num_seqs, 0),
+            kv_tokens=math.inf if model.kv_blocks is None else model.kv_blocks * model.block_tokens,
+            memory=self._memory(engine, now),
+            is_accepting=self._is_accepting(engine.name),
+        )
+
     def _begin_stretch(self, engine: SimEngine, now: float) -> None:
         if engine.is_idle:
             end_s = engine.begin(now)
@@ -402,20 +452,6 @@ class _Simulation:
 
 def _named(log: Callable[[str, Decision], None] | None, name: str) -> Callable[[Decision], None] | None:
     return None if log is None else lambda decision: log(name, decision)
-
-
-def _load(engine: SimEngine, memory: MemoryReport | None) -> EngineLoad:
-    model, running = engine.model, len(engine.batch.calls)
-    return EngineLoad(
-        name=engine.name,
-        running=running,
-        waiting=engine.load - running,
-        slots=model.max_num_seqs,
-        prefill_s_per_token=model.prefill_s,
-        decode_s_per_token=model.step_time_s(model.max_num_seqs, 0),
-        kv_tokens=math.inf if model.kv_blocks is None else model.kv_blocks * model.block_tokens,
-        memory=memory,
-    )
 
 
 def _totals(engine: SimEngine) -> EngineTotals:
