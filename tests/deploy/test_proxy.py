@@ -13,7 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.deploy.chart import DEPLOY
+import yaml
+from tests.deploy.chart import DEPLOY, NAMESPACE, render, the
+
+from autellix_wire.paths import PROGRAMS_PATH, SESSIONS_PATH
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 UPGRADE = ("connection: upgrade, http2-settings", "upgrade: h2c", "http2-settings: AAMAAABkAAQAAP__")
@@ -143,3 +146,18 @@ def test_nginx_accepts_the_files(tmp_path: Path, folder: str) -> None:
     command = ["nginx", "-t", "-p", f"{tmp_path}/", "-c", "nginx.conf", "-g", f"pid {tmp_path}/pid;"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, "[warn]" in done.stderr) == (0, False), done.stderr
+
+
+def test_envoy_ai_gateway_routes_to_the_charts_gateway() -> None:
+    objects = list(yaml.safe_load_all((DEPLOY / "proxy" / "envoy-ai-gateway.yaml").read_text()))
+    route, served, backend, paths = objects
+    assert {each["metadata"]["namespace"] for each in objects} == {NAMESPACE}
+    service = the(render(), "Service", "gateway")
+    name, port = service["metadata"]["name"], service["spec"]["ports"][0]["port"]
+    [endpoint] = backend["spec"]["endpoints"]
+    assert endpoint["fqdn"] == {"hostname": f"{name}.{NAMESPACE}.svc.cluster.local", "port": port}
+    [rule], [own] = route["spec"]["rules"], paths["spec"]["rules"]
+    assert rule["backendRefs"] == [{"name": served["metadata"]["name"]}]
+    assert served["spec"]["backendRef"]["name"] == backend["metadata"]["name"]
+    assert own["backendRefs"] == [{"name": name, "port": port}]
+    assert [match["path"]["value"] for match in own["matches"]] == [SESSIONS_PATH, PROGRAMS_PATH]
