@@ -14,7 +14,7 @@ from tests.stores.tables import LEASE_S, SESSION_TTL_S, Table, all_programs, che
 
 from autellix_backend.core.errors import UnknownCallError
 from autellix_backend.core.estimate import LEAST_PROGRAMS
-from autellix_backend.stores.base import Counts, ProgramEnd, Reaped
+from autellix_backend.stores.base import Counts, ProgramEnd, Reaped, program_work
 from autellix_backend.stores.redis import MAX_NAMES, MAX_REAPED
 from autellix_backend.stores.redis_scripts import NotMemberError
 from autellix_backend.stores.table_clock import TableClock
@@ -114,6 +114,30 @@ async def test_a_new_gateway_reads_the_latest_ends(shared: Table, monkeypatch: p
     await one.begin(start("k", "later"), 2.0)
     await one.settle(end("k", 1.0, program="later", is_final=True), 2.0)
     assert await other.recent_ends() == heard[:-1]
+
+
+async def test_gateways_of_0_2_on_the_table_read_ends_as_we_do(
+    shared: Table, redis_server: RedisServer
+) -> None:
+    """They read the values by position, and write one that only they have."""
+    head = ("program", "name", "total_service_s", "finished_calls", "class_id", "first_prompt_tokens")
+    names = (*head, "prompt_tokens", "cached_tokens", "output_tokens")
+    one = await shared.open()
+    heard: list[ProgramEnd] = []
+    one.subscribe(heard.append)
+    async with Redis.from_url(redis_server.url, decode_responses=True) as client:
+        stream = f"{one._scripts.tag}:ends"
+        await client.xadd(
+            stream, dict(zip(names, ("p", "", "4.0", "1", "/chat", "7", "3", "1", "2"), strict=True))
+        )
+        await one.reap(1.0)
+        await one.begin(start("k", "q", class_id="/chat"), 2.0)
+        await one.settle(end("k", 1.0, program="q", output_tokens=1, is_final=True), 2.0)
+        entries: Any = await client.xrange(stream)
+    assert [(each.program_id, each.class_id) for each in heard] == [("p", "/chat"), ("q", "/chat")]
+    assert heard[0].work == program_work(3, 1, 2)
+    assert [tuple(fields) for _, fields in entries] == [names, names]
+    assert sorted(await (await shared.open()).recent_ends()) == sorted(heard)
 
 
 async def test_the_ends_that_each_gateway_reads_take_no_scripts(

@@ -53,7 +53,7 @@ class EndStream(EndFeed):
 
 def decode_end(program_id: bytes, *values: bytes) -> ProgramEnd:
     """Return the end that the script `drop` describes; what the program does not have is empty."""
-    _, _, _, class_id, *counts = values
+    _, _, _, class_id, _, *counts = values
     prompt_tokens, cached_tokens, output_tokens = (int(count or 0) for count in counts)
     return ProgramEnd(
         program_id=program_id.decode(),
