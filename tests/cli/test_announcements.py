@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.gateway.engines.pools import serving_pool
 
-from autellix_backend.cli.announcements import note_noise, note_tool_parser
+from autellix_backend.cli.announcements import note_models, note_noise, note_tool_parser
 from autellix_backend.engines.replica import VllmReplica
 from autellix_backend.settings import EngineSettings, Settings
+from autellix_lab.fakes.engine import FakeBehaviour
 
 
 @pytest.mark.parametrize(("model", "is_noise"), [("demo", True), ("Qwen/Qwen3-8B", False), (None, False)])
@@ -47,3 +49,22 @@ def test_the_parser_of_tool_calls_is_named(
 def test_a_running_server_has_its_own_parser(capsys: pytest.CaptureFixture[str]) -> None:
     note_tool_parser(EngineSettings(urls=("http://127.0.0.1:1",)), [])
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("models", "expected"),
+    [
+        (
+            [("large",), ("small", "adapter"), ("large", "alias")],
+            "autellix: large, alias at fake-0, fake-2\nautellix: small, adapter at fake-1\n",
+        ),
+        ([("large",), ("large", "adapter")], ""),
+        ([("large",)], ""),
+    ],
+)
+async def test_engines_of_several_models_are_named_with_their_models(
+    capsys: pytest.CaptureFixture[str], models: list[tuple[str, ...]], expected: str
+) -> None:
+    async with serving_pool(*(FakeBehaviour(models=each) for each in models)) as rig:
+        note_models(rig.app.state.components.pool)
+    assert capsys.readouterr().err == expected
