@@ -16,6 +16,8 @@ from typing import Any
 
 import aiohttp
 import pytest
+from tests.gateway.conftest import until_async
+from tests.redis_server import RedisServer
 from tests.waiting import PATIENCE_S, until
 
 from autellix_backend.cli.main import main
@@ -25,7 +27,7 @@ from autellix_backend.cli.server import bind
 from autellix_backend.engines.base import EngineError
 from autellix_backend.engines.replica import VllmReplica
 from autellix_backend.gateway.tenancy.tenants import key_line, new_key
-from autellix_backend.settings import EngineSettings, GatewaySettings, Settings
+from autellix_backend.settings import EngineSettings, GatewaySettings, Settings, StoreSettings
 from autellix_lab.demo import model as demo_model
 from autellix_lab.fakes.engine import FakeBehaviour, FakeEngine
 
@@ -302,6 +304,64 @@ async def test_sigterm_finishes_running_calls_and_refuses_new_ones(
     code = await asyncio.wait_for(server, PATIENCE_S)
     await engine.stop()
     assert code == 0
+
+
+async def test_a_gateway_that_has_others_hands_over_at_sigterm(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    redis_server: RedisServer,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No new connection reaches it; calls on kept ones, and calls that wait, are answered."""
+
+    monkeypatch.setattr("autellix_backend.cli.server.HAND_OVER_S", PATIENCE_S)
+    gate = asyncio.Event()
+    engine = FakeEngine(FakeBehaviour(gate=gate))
+    await engine.start()
+    settings = replace(
+        make_settings(tmp_path, urls=(engine.base_url,), max_in_flight=2),
+        gateway=GatewaySettings(port=0, shutdown_grace_s=PATIENCE_S),
+        store=StoreSettings(url=redis_server.url, key_prefix="hand-over"),
+    )
+    server = asyncio.create_task(serve(settings))
+    root = await wait_ready(capsys, [])
+    async with aiohttp.ClientSession() as client:
+
+        async def has_queued_calls() -> bool:
+            async with client.get(root + "/autellix/v1/engines") as response:
+                assert "Connection" not in response.headers
+                return bool((await response.json())["engines"][0]["queued_calls"])
+
+        async def call() -> tuple[int, str | None]:
+            async with client.post(root + "/v1/chat/completions", json=BODY) as response:
+                await response.read()
+                return response.status, response.headers.get("Connection")
+
+        running = await in_flight(client, root, engine)
+        queued = asyncio.create_task(call())
+        await until_async(has_queued_calls)
+        os.kill(os.getpid(), signal.SIGTERM)
+        await until_refused(root)
+        late = asyncio.create_task(call())
+        await asyncio.sleep(0)
+        gate.set()
+        assert [status for status, _ in await asyncio.gather(*running)] == [200, 200]
+        assert (await queued)[0] == 200
+        assert await late == (200, "close")
+    assert await asyncio.wait_for(server, PATIENCE_S) == 0
+    await engine.stop()
+
+
+async def until_refused(root: str) -> None:
+    """Wait until nothing listens there."""
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            try:
+                _, writer = await asyncio.open_connection("127.0.0.1", int(root.rpartition(":")[2]))
+            except ConnectionRefusedError:
+                return
+            writer.close()
+            await writer.wait_closed()
 
 
 @pytest.mark.parametrize(("grace_s", "signals", "code"), [(0.2, 1, 0), (60.0, 2, 130)])

@@ -122,7 +122,9 @@ async def serve_on(settings: Settings, listener: socket.socket) -> int:
                     if page_is_there:
                         note(f"engines and programs are shown at {root_url(listener)}{PAGE_PATH}")
 
-                server = GatewayServer(app, settings.gateway, connections, on_ready)
+                server = GatewayServer(
+                    app, settings.gateway, connections, on_ready, has_others=settings.store.is_shared
+                )
                 try:
                     with on_signals(server.end, *ENDS):
                         await server.serve(sockets=[listener])

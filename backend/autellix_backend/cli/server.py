@@ -30,6 +30,9 @@ MAX_HEAD_BYTES = 64 * 1024
 RESERVED_FILES = 64
 """File descriptors for everything but the connections of clients and to engines."""
 FLUSH_TIMEOUT_S = 1
+HAND_OVER_S = 5.0
+"""How long a gateway that ends takes calls on kept connections: clients keep idle ones for less."""
+CLOSE = (b"connection", b"close")
 LINK_WAIT_S = 2.0
 """How long running engines have to show what they report, before the ready line."""
 
@@ -114,12 +117,20 @@ class GatewayServer(uvicorn.Server):
     """Uvicorn without its own signal handling, which ends the process before the engine is stopped."""
 
     def __init__(
-        self, app: FastAPI, gateway: GatewaySettings, max_connections: int, on_ready: Callable[[], None]
+        self,
+        app: FastAPI,
+        gateway: GatewaySettings,
+        max_connections: int,
+        on_ready: Callable[[], None],
+        *,
+        has_others: bool = False,
     ) -> None:
+        """Prepare a server of one gateway; `has_others` if further ones share its programs."""
         super().__init__(server_config(app, max_connections))
         self._app = app
         self._on_ready = on_ready
         self._grace_s = gateway.shutdown_grace_s
+        self._has_others = has_others
         self._drain: asyncio.Task[None] | None = None
         self.is_cut_short = False
         """Whether a second signal ended it."""
@@ -151,15 +162,39 @@ class GatewayServer(uvicorn.Server):
         self._exit()
 
     async def _drain_calls(self) -> None:
-        """Refuse new calls, while still listening, until the running ones end or the grace is over."""
+        """Take no more calls, and return once the open ones have ended or the grace is over.
+
+        A gateway that has others leaves new calls to them. One that is alone refuses them, and says so.
+        """
         components: Components = self._app.state.components
-        components.pool.shut_down()
+        if not self._has_others:
+            components.pool.shut_down()
         if len(components.registry):
             note(f"waiting for {len(components.registry)} calls to end")
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._grace_s):
+                if self._has_others:
+                    await self._hand_over()
                 await components.registry.idle()
+        components.pool.shut_down()
         self._exit()
+
+    async def _hand_over(self) -> None:
+        """Accept no connection, so that a proxy tries another gateway, and have the kept ones closed.
+
+        To close an idle one could break a call that is on its way: each ends with its next answer instead, or
+        is given up by its client. Only those that are kept for longer are closed here.
+        """
+        for server in self.servers:
+            server.close()
+        self.config.encoded_headers.append(CLOSE)
+        self.server_state.default_headers = [*self.server_state.default_headers, CLOSE]
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(HAND_OVER_S):
+                while self.server_state.connections:  # noqa: ASYNC110 - uvicorn has no event for it
+                    await asyncio.sleep(0.05)
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
 
     def _exit(self) -> None:
         self.should_exit = True
