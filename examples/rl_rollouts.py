@@ -13,12 +13,12 @@ STEPS, PROMPTS, GROUP = 2, 3, 4  # training steps, prompts of a step, rollouts o
 MAX_TURNS = 3
 
 
-async def rollout(client, prompt, seed):
+async def rollout(client, group, seed):
     """Play one episode and return its messages and reward."""
     chance = random.Random(seed)
-    messages = [{"role": "user", "content": prompt}]
+    messages = [{"role": "user", "content": f"Task {group}"}]
     # One program each: it ends with the block, and the gateway forgets its context at once.
-    async with autellix.program("rollout", expected_calls=MAX_TURNS):
+    async with autellix.program("rollout", group=group, expected_calls=MAX_TURNS):
         for _ in range(chance.randint(1, MAX_TURNS)):
             answer = await client.chat.completions.create(
                 model=MODEL, messages=messages, max_tokens=24, temperature=1.0, seed=seed
@@ -37,10 +37,10 @@ async def main():
         timeout=3600,
     ) as client:
         for step in range(STEPS):
-            # A session groups a step's programs, for `autellix ps` and for the recorded trace.
-            async with autellix.session(f"step-{step}"):
+            # Leaving the session ends what is left of the step.
+            async with autellix.session(step=step):
                 rollouts = (
-                    rollout(client, f"Task {prompt} of step {step}", seed=100 * step + 10 * prompt + member)
+                    rollout(client, f"{step}.{prompt}", seed=100 * step + 10 * prompt + member)
                     for prompt in range(PROMPTS)
                     for member in range(GROUP)
                 )

@@ -120,6 +120,8 @@ def test_no_id_is_cut() -> None:
     assert "KV" not in narrow
     assert " ".join(wide.split()[:10]) == "PROGRAM NAME STATE SERVICE WAIT OPEN DONE AGE THREADS KV"
     assert "7.0 s" in wide
+    program |= {"group": "g17", "over_median": 2.34}
+    assert "g17 (2.3x)" in shown(300, is_wide=True)
     assert "10/20" in wide
 
 

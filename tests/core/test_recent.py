@@ -36,3 +36,13 @@ def test_an_entry_is_discarded_once() -> None:
     seen.discard("one", "key")
     seen.discard("one", "key")
     assert len(seen) == 0
+
+
+def test_a_look_is_no_use() -> None:
+    seen = make()
+    seen.put("one", "key", 1, 0.0)
+    seen.put("other", "key", 2, 5.0)
+    assert (seen.get("one", "key"), seen.get("one", "none"), seen.get("nobody", "key")) == (1, None, None)
+    assert list(seen.values()) == [1, 2]
+    seen.expire(10.0)
+    assert (seen.get("one", "key"), seen.get("other", "key")) == (None, 2)

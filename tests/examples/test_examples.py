@@ -145,9 +145,12 @@ def test_offline_batch() -> None:
 
 
 def test_rl_rollouts() -> None:
-    """Twelve programs for each step's session, with a hint of their length."""
+    """Twelve programs for each step's session, in groups of four, with a hint of their length."""
     programs = by_program(run_example("rl_rollouts"))
-    assert Counter(calls[0].session_id for calls in programs) == {"step-0": 12, "step-1": 12}
+    sessions = Counter(str(calls[0].session_id)[: len("step-0")] for calls in programs)
+    assert sessions == {"step-0": 12, "step-1": 12}
+    groups = Counter(calls[0].header("x-autellix-group") for calls in programs)
+    assert groups == {f"{step}.{prompt}": 4 for step in range(2) for prompt in range(3)}
     assert {len(calls) for calls in programs} == {1, 2, 3}
     assert {call.program_name for calls in programs for call in calls} == {"rollout"}
     assert {calls[0].header("x-autellix-expected-calls") for calls in programs} == {"3"}

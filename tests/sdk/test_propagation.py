@@ -404,6 +404,13 @@ def test_process_pool(agent: Agent, tmp_path: Path, method: str) -> None:
     assert agent.thread_of("root") not in {agent.thread_of("a"), agent.thread_of("b")}
 
 
+def test_process_carries_the_group(agent: Agent, tmp_path: Path) -> None:
+    branch = "process = context.Process(target=ask, args=('branch',)); process.start(); process.join()"
+    branch = f"with autellix.program('rollout', group='g17'): {branch}"
+    run_processes(agent, tmp_path, "spawn", branch)
+    assert agent.backend.by_content()["branch"]["x-autellix-group"] == "g17"
+
+
 @pytest.mark.parametrize("method", ["spawn", "fork"])
 def test_job_of_a_process_pool_that_raises_is_a_parent(agent: Agent, tmp_path: Path, method: str) -> None:
     branch = (

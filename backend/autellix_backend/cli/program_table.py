@@ -99,6 +99,12 @@ def _threads(program: Shown) -> str:
     return f"{program['threads']}" + (f" ({', '.join(names[:MAX_NAMES])}{more})" if names else "")
 
 
+def _group(program: Shown) -> str:
+    """Return the group, with the program's age over the group's median if that is known."""
+    over_median = program.get("over_median")
+    return (program.get("group") or "-") + ("" if over_median is None else f" ({over_median:.1f}x)")
+
+
 def _active(engine: Shown) -> str:
     """Return the numbers of active and of all programs."""
     active, inactive = engine["active_programs"], engine["inactive_programs"]
@@ -127,6 +133,7 @@ _WIDE_COLUMNS: Columns = {
     "KV": _share("kv_share"),
     "TOKENS IN/OUT": lambda program: f"{program['prompt_tokens']}/{program['output_tokens']}",
     "IN STATE": _time("state_s"),
+    "GROUP": _group,
     "ENGINE": lambda program: ",".join(program["engines"]) or "-",
 }
 _ENGINE_COLUMNS: Columns = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
 K = TypeVar("K")
@@ -45,6 +45,14 @@ class RecentMap(Generic[K, V]):
     def has(self, scope: str, key: K) -> bool:
         """Return whether a scope has a key."""
         return key in self._scopes.get(scope, ())
+
+    def get(self, scope: str, key: K) -> V | None:
+        """Return the value of a key, None if it is absent; this is no use of it."""
+        return self._scopes[scope][key][0] if self.has(scope, key) else None
+
+    def values(self) -> Iterator[V]:
+        """Iterate over the values of all scopes; the map must not change meanwhile."""
+        return (value for entries in self._scopes.values() for value, _ in entries.values())
 
     def use(self, scope: str, key: K, now: float) -> V:
         """Return the value of a key that is present, and count this as a use."""

@@ -173,6 +173,7 @@ async def _reap(components: Components) -> None:
         try:
             components.resolver.expire(components.clock())
             components.sessions.expire(components.clock())
+            components.look_for_stragglers()
             reaped = await components.store.reap(components.clock())
         except Exception:
             # A task's boundary: one failed round must not end the reaping.

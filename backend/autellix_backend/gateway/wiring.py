@@ -23,6 +23,7 @@ from autellix_backend.gateway.explain.event_feed import EventFeed
 from autellix_backend.gateway.explain.recent_load import RecentLoad
 from autellix_backend.gateway.fairness import AnswerTurns
 from autellix_backend.gateway.history.critical_path import spent
+from autellix_backend.gateway.history.groups import ProgramGroups
 from autellix_backend.gateway.history.history import PastProgram, ProgramHistory
 from autellix_backend.gateway.identity.identity import IdentityResolver
 from autellix_backend.gateway.identity.running_sessions import SESSION_TTL_S, RunningSessions
@@ -87,6 +88,7 @@ class Components:
         self.genai_metrics = make_genai_metrics(observe.otlp_endpoint, os.environ)
         self.classes = ProgramClasses()
         self.history = ProgramHistory(clock=clock)
+        self.groups = ProgramGroups(self.history.living, ttl_s=gateway.program_idle_s)
         self.load = RecentLoad(time.time)
         self.replaying = asyncio.Lock()
         """Held while recent programs are simulated."""
@@ -137,6 +139,8 @@ class Components:
         if self.limiter is not None:
             registry.subscribe(on_settled=self.limiter.on_call_settled)
         registry.subscribe(on_begun=history.on_call_begun, on_settled=history.on_call_settled)
+        registry.subscribe(on_begun=self.groups.on_call_begun)
+        history.subscribe(self.groups.on_program_ended)
         history.subscribe(self._observe_program)
         if self.tracer is not None:
             registry.subscribe(on_begun=self._begin_trace)
@@ -150,6 +154,11 @@ class Components:
             if part is not None:
                 part.on_program_ended(end.program_id)
         self.classes.on_program_ended(end)
+
+    def look_for_stragglers(self) -> None:
+        """Publish the programs that have come to take far longer than the others of their group."""
+        for straggler in self.groups.take_stragglers(self.clock()):
+            self.feed.on_straggler(straggler)
 
     def _make_limiter(self) -> Limiter | None:
         if not self.tenants.has_keys and self.settings.limits == TenantLimits():

@@ -41,6 +41,7 @@ class CallStart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     parents: tuple[str, ...] | None = None
     session_id: str | None = None
     name: str | None = None
+    group: str | None = None
     hint: Hint | None = None
     """What the client expects its program to need from this call on."""
     flags: tuple[str, ...] = ()
@@ -126,6 +127,8 @@ class ProgramView(msgspec.Struct, kw_only=True):
 
     program_id: str
     name: str | None = None
+    group: str | None = None
+    """That of its first call with one, as its name."""
     session_ids: tuple[str, ...] = ()
     service_s: float = 0.0
     wait_s: float = 0.0

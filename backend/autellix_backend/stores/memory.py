@@ -118,6 +118,7 @@ class MemoryStore(EndFeed):
 
     def _note_start(self, view: ProgramView, call: CallStart) -> None:
         view.name = view.name or call.name
+        view.group = view.group or call.group
         view.owner = view.owner or call.owner
         if view.class_id is None:
             view.class_id = call.class_id

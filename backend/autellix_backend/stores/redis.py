@@ -145,6 +145,7 @@ class RedisStore:
             "most_flags": MAX_FLAGS,
             "session": call.session_id,
             "name": call.name or None,
+            "group": call.group,
             "class_id": call.class_id,
             "owner": call.owner,
             "interceptions": tools and to_text(tools),

@@ -273,6 +273,8 @@ def _make_headers(account: Account, *, is_call: bool) -> tuple[dict[str, str], C
     }
     if program.name is not None:
         headers[names.PROGRAM_NAME] = program.name
+    if program.group is not None:
+        headers[names.GROUP] = program.group
     # This one is checked here, because users may rename tasks and threads at any time.
     thread_name = thread.thread_name
     if thread_name and (thread_name := quote_name(thread_name)):

@@ -43,6 +43,8 @@ class ClientProgram:
         self.end_signal: EndSignal | None = None
         """In a process that was started inside the program: signals its end."""
         self.scopes = OpenScopes()
+        self.group: str | None = None
+        """What the programs of the same task have in common."""
         self.expected_calls: int | None = None
         self.expected_tokens: int | None = None
         self._reset()

@@ -28,7 +28,7 @@ RESULT_ATTRIBUTE = "_autellix_result"
 class RemoteContext:
     """The propagation context of work in another process; unpickling it imports the client there."""
 
-    __slots__ = ("foreign_ids", "frontier", "is_implicit", "name", "program_id", "session_id")
+    __slots__ = ("foreign_ids", "frontier", "group", "is_implicit", "name", "program_id", "session_id")
 
     def __init__(
         self,
@@ -38,10 +38,12 @@ class RemoteContext:
         frontier: tuple[str, ...] | None,
         *,
         is_implicit: bool,
+        group: str | None = None,
         foreign_ids: tuple[str, ...] = (),
     ) -> None:
         self.program_id = program_id
         self.name = name
+        self.group = group
         self.session_id = session_id
         self.frontier = frontier
         self.is_implicit = is_implicit
@@ -139,6 +141,7 @@ def context_of(thread: ProgramThread) -> RemoteContext:
         None if session is None else session.session_id,
         thread.branch_frontier(),
         is_implicit=program.is_implicit,
+        group=program.group,
         foreign_ids=programs.chosen_ids(),
     )
 
@@ -154,6 +157,7 @@ def enter_remote(context: RemoteContext) -> ProgramThread:
     """Return the program thread of work that another process has sent here."""
     programs.leave_to_others(context.foreign_ids)
     program = programs.open_remote(context.program_id, context.name, is_implicit=context.is_implicit)
+    program.group = context.group or program.group
     session = None
     if context.session_id is not None:
         # The process that opened the session ends it.

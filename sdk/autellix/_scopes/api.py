@@ -24,6 +24,7 @@ def program(
     name: str | None = None,
     id: str | None = None,  # noqa: A002 - the word users expect
     *,
+    group: str | None = None,
     expected_calls: int | None = None,
     expected_tokens: int | None = None,
     ends: bool = True,
@@ -33,17 +34,21 @@ def program(
     Args:
         name: its class, such as "react"; programs of one class behave alike.
         id: its id, if you have one; without it every entry is a new program.
+        group: what it shares with programs of the same task, such as rollouts of one prompt: the gateway then
+            shows which of them takes longest.
         expected_calls: how many calls you expect, for the policy `hinted`; a rough number helps.
         expected_tokens: how many tokens you expect its calls to generate in all, for the same policy.
         ends: whether leaving its last scope ends it; False if another turn with the same id may follow, or if
             another process has opened it and passed the id here by a queue or a command line.
 
     Raises:
-        TypeError: if the name or id is not text, as in a decorator without parentheses.
-        ValueError: if the id is not 1 to 256 printable ASCII characters, or an expectation is not a whole
-            number above zero.
+        TypeError: if the name, id or group is not text, as in a decorator without parentheses.
+        ValueError: if the id or group is not 1 to 256 printable ASCII characters, or an expectation is not a
+            whole number above zero.
     """
-    return ProgramScope(name, id, expected_calls=expected_calls, expected_tokens=expected_tokens, ends=ends)
+    return ProgramScope(
+        name, id, group=group, expected_calls=expected_calls, expected_tokens=expected_tokens, ends=ends
+    )
 
 
 def thread(name: str | None = None) -> ThreadScope:
@@ -64,19 +69,23 @@ def thread(name: str | None = None) -> ThreadScope:
 def session(
     id: str | None = None,  # noqa: A002 - the word users expect
     *,
+    step: int | None = None,
     ends: bool = True,
 ) -> SessionScope:
     """Group the programs inside into one session, such as a conversation, instead of that of the process.
 
     Args:
         id: its id; scopes with the same id are one session. Without it every entry is a new session.
+        step: the number of a training step, in place of an id: leaving it ends the programs that the step has
+            left.
         ends: whether leaving its last scope ends it; False if scopes with the same id may follow.
 
     Raises:
         TypeError: if the id is not text.
-        ValueError: if the id is not 1 to 256 printable ASCII characters.
+        ValueError: if the id is not 1 to 256 printable ASCII characters, or the step is no whole number or
+            comes with an id.
     """
-    return SessionScope(id, ends=ends)
+    return SessionScope(id, step=step, ends=ends)
 
 
 def propagate(function: F) -> F:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from autellix._faults import safely
+from autellix._ids import ids
 from autellix._programs.registry import programs
 from autellix._programs.remote import context_of, enter_remote, leave_remote
 from autellix._programs.running import running_thread
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
     from autellix._programs.program import ClientProgram
 
 
+MAX_STEP = 10**12
+"""A longer number might be no id."""
+
+
 class ProgramScope(Scope):
     """A scope that is one program."""
 
@@ -26,6 +31,7 @@ class ProgramScope(Scope):
         name: str | None,
         program_id: str | None = None,
         *,
+        group: str | None = None,
         expected_calls: int | None = None,
         expected_tokens: int | None = None,
         ends: bool = True,
@@ -34,6 +40,7 @@ class ProgramScope(Scope):
         super().__init__()
         self._name = None if name is None else quote_name(_check_name(name, "program"))
         self._program_id = None if program_id is None else check_id(program_id, "id")
+        self._group = None if group is None else check_id(_check_name(group, "program"), "group")
         self._expected_calls = _check_expected(expected_calls, "expected_calls")
         self._expected_tokens = _check_expected(expected_tokens, "expected_tokens")
         self._ends = ends
@@ -41,6 +48,7 @@ class ProgramScope(Scope):
 
     def _open(self, previous: ProgramThread | None) -> ProgramThread:
         program = programs.open(self._name, self._program_id, ends=self._ends)
+        program.group = self._group or program.group
         program.expected_calls = self._expected_calls or program.expected_calls
         program.expected_tokens = self._expected_tokens or program.expected_tokens
         program.is_implicit = self._is_implicit
@@ -98,8 +106,14 @@ class BranchScope(Scope):
 class SessionScope(Scope):
     """A scope that is one session."""
 
-    def __init__(self, session_id: str | None, *, ends: bool = True) -> None:
+    def __init__(self, session_id: str | None, *, step: int | None = None, ends: bool = True) -> None:
         super().__init__()
+        if step is not None and (type(step) is not int or not 0 <= step <= MAX_STEP):
+            raise ValueError(f"step is {_shown(step)}; expected a whole number, at most {MAX_STEP}")
+        if step is not None and session_id is not None:
+            raise ValueError("session() got an id and a step; expected one of them")
+        # Steps of two trainers have the same numbers, and must not end each other.
+        session_id = session_id if step is None else ids.make(f"step-{step}")
         self._session_id = None if session_id is None else check_id(_check_name(session_id, "session"), "id")
         self._ends = ends
 

@@ -104,6 +104,26 @@ async def test_events_of_calls_and_programs_are_sent_over_http(serve: Any) -> No
         assert (ended["program_id"], set(ended)) == ("p", {"at", "program_id"})
 
 
+async def test_a_straggler_is_published_and_listed(serve: Any) -> None:
+    """A program that takes far longer than its group's, once half of that has ended."""
+
+    def member(program: str, *, is_last: bool = False) -> dict[str, str]:
+        named = {"X-Autellix-Program-ID": program, "X-Autellix-Group": "g17"}
+        return named | ({"X-Autellix-Final": "true"} if is_last else {})
+
+    async with serve() as rig:
+        await rig.chat(member("slow"))
+        async with rig.client.get(rig.url + EVENTS + "?program=slow") as response:
+            listener = await listening(response)
+            await rig.chat(member("fast", is_last=True))
+            (late,) = await listener.until("straggler")
+        assert (late["program_id"], late["group"], late["name"]) == ("slow", "g17", None)
+        assert late["over_median"] == late["age_s"] / late["median_s"] > 2
+        (shown,) = (await rig.get("/autellix/v1/programs?group=g17"))[1]["programs"]
+        assert (shown["program_id"], shown["group"]) == ("slow", "g17")
+        assert shown["over_median"] > late["over_median"]
+
+
 async def test_the_feed_can_be_filtered_by_program(serve: Any) -> None:
     async with serve() as rig, rig.client.get(rig.url + EVENTS + "?program=a%2Fb") as response:
         listener = await listening(response)

@@ -110,6 +110,33 @@ async def test_active_programs_come_first_and_the_limit_holds(serve: Any) -> Non
         }
 
 
+async def test_programs_are_listed_by_their_group(serve: Any) -> None:
+    async with serve() as rig:
+        for program, group in (("a", "g1"), ("b", "g2"), ("c", "g2")):
+            await rig.chat({"X-Autellix-Program-ID": program, "X-Autellix-Group": group})
+        await rig.chat({"X-Autellix-Program-ID": "d"})
+        shown = (await rig.get(PROGRAMS + "?group=g2"))[1]["programs"]
+        # None of them has ended, so there is no time to compare with.
+        told = [(row["program_id"], row["group"], row["over_median"]) for row in shown]
+        assert told == [("b", "g2", None), ("c", "g2", None)]
+        assert (await rig.get(PROGRAMS + "?group=g3"))[1]["programs"] == []
+        assert (await rig.get(PROGRAMS + "/d"))[1]["group"] is None
+        await rig.chat({"X-Autellix-Program-ID": "c", "X-Autellix-Final": "true"})
+        (ended,) = (await rig.get("/autellix/v1/history?group=g2"))[1]["programs"]
+        assert (ended["program_id"], ended["group"]) == ("c", "g2")
+
+
+async def test_a_malformed_group_is_named(serve: Any) -> None:
+    async with serve() as rig:
+        for value in ("x" * 257, "\xe9", " "):
+            error = (await rig.chat({"X-Autellix-Group": value}))["error"]
+            assert (error["code"], error["param"]) == ("invalid_request", "X-Autellix-Group")
+        for listing in (PROGRAMS, "/autellix/v1/history"):
+            status, error = await rig.get(listing + "?group=" + "x" * 257)
+            assert (status, error["error"]["param"]) == (400, "group")
+        assert len(rig.app.state.components.groups) == 0
+
+
 async def test_a_bad_query_is_named(serve: Any) -> None:
     bad = ("0", "-1", "x", "", "10001", "99999999999999999999", "Running", "²")
     # Pydantic takes these for numbers.

@@ -55,6 +55,7 @@ def test_all_headers_are_read() -> None:
     identity = read(
         x_autellix_program_id=" p ",
         x_autellix_program_name="react",
+        x_autellix_group="g17",
         x_autellix_thread_id="3",
         x_autellix_thread_name="planner",
         x_autellix_call_id="c",
@@ -66,6 +67,7 @@ def test_all_headers_are_read() -> None:
         session=None,
         program="p",
         name="react",
+        group="g17",
         thread="3",
         thread_name="planner",
         call="c",
@@ -90,6 +92,9 @@ def test_a_malformed_id_or_name_names_its_header(value: str) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         read(x_autellix_thread_name=value)
     assert caught.value.param == "X-Autellix-Thread-Name"
+    with pytest.raises(InvalidRequestError) as caught:
+        read(x_autellix_group=value)
+    assert caught.value.param == "X-Autellix-Group"
 
 
 def test_expectations_are_read() -> None:

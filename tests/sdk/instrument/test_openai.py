@@ -92,6 +92,24 @@ def test_an_expectation_is_a_whole_number(value: Any) -> None:
         autellix.program(expected_calls=value)
 
 
+def test_all_calls_of_a_program_name_its_group(sdk: None, backend: Recording) -> None:
+    """A program inside is another one, and in no group of its own accord."""
+    with autellix.program("rollout", group=" g17 "), make_client(backend) as client:
+        ask(client)
+        with autellix.program("judge"):
+            ask(client)
+        ask(client)
+    assert [call.get("x-autellix-group") for call in backend.calls] == ["g17", None, "g17"]
+
+
+@pytest.mark.parametrize("value", ["", " ", "x" * 257, "\xe9", "a\nb"])
+def test_a_group_is_an_id(value: str) -> None:
+    with pytest.raises(ValueError, match="group: "):
+        autellix.program(group=value)
+    with pytest.raises(TypeError, match="got a int"):
+        autellix.program(group=17)  # type: ignore[arg-type]
+
+
 async def test_async_retries_keep_the_call_id(sdk: None, backend: Recording) -> None:
     backend.statuses = [500]
 

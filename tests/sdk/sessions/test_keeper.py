@@ -151,6 +151,29 @@ def test_session_scope_groups_programs_and_ends(sdk: None, backend: Recording) -
     backend.wait_for("DELETE", "/sessions/conversation")
 
 
+def test_the_session_of_a_step_has_an_id_of_its_own(sdk: None, backend: Recording) -> None:
+    """The steps of two trainers have the same numbers; ending one ends nothing of the other."""
+    found = []
+    for _ in range(2):
+        with autellix.session(step=7) as identity, autellix.program("rollout"):
+            ask(backend)
+        found.append(identity.session_id)
+        backend.wait_for("DELETE", f"/sessions/{identity.session_id}")
+    assert [call["x-autellix-session-id"] for call in backend.calls] == found
+    assert found[0] != found[1]
+    assert all(session.startswith("step-7-") for session in found)
+
+
+def test_a_step_is_a_whole_number_and_no_id() -> None:
+    for value in (-1, 1.5, True, "3", float("nan")):
+        with pytest.raises(ValueError, match=r"step is .*; expected a whole number"):
+            autellix.session(step=value)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="an id and a step"):
+        autellix.session("mine", step=3)
+    with pytest.raises(ValueError, match="at most"):
+        autellix.session(step=10**300)
+
+
 def test_session_that_goes_on_is_not_ended(sdk: None, backend: Recording) -> None:
     for _ in range(2):
         with autellix.session("conversation", ends=False):

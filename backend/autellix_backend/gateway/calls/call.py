@@ -154,6 +154,7 @@ class GatewayCall(QueuedCall):
             parents=identity.parents,
             session_id=identity.session,
             name=identity.name,
+            group=identity.group,
             hint=identity.hint,
             flags=identity.flags,
             interceptions=identity.interceptions,

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autellix_backend.gateway.calls.call import GatewayCall
+from autellix_backend.gateway.history.groups import Straggler
 from autellix_backend.gateway.tenancy.tenants import Tenant
 from autellix_backend.observe.settled_call import SettledCall
 from autellix_backend.reports.snapshot import EngineSnapshot
@@ -133,6 +134,12 @@ class EventFeed:
         """Publish that a program left the process table."""
         if self._subscriptions:
             self._publish("program_ended", program_id, {})
+
+    def on_straggler(self, late: Straggler) -> None:
+        """Publish that a program takes far longer than the others of its group."""
+        if self._subscriptions:
+            facts = {"group": late.group, "name": late.name, "age_s": late.age_s, "median_s": late.median_s}
+            self._publish("straggler", late.program_id, {**facts, "over_median": late.over_median})
 
     def engine_changed(self, engine: str, state: str, reason: str | None) -> None:
         """Publish an engine's new state."""

@@ -27,6 +27,9 @@ class ProgramRow:
 
     program_id: str
     name: str | None
+    group: str | None
+    over_median: float | None
+    """Its age over the median time of its group's programs, once half of them have ended."""
     state: ProgramState
     state_text: str
     """The state in words, with the phase or the tools."""
@@ -113,10 +116,11 @@ def program_row(
     config: SchedulerConfig,
     viewer: Tenant,
     settled: Sequence[SettledCall] = (),
+    median_s: float | None = None,
 ) -> ProgramRow:
     """Return a program's line in the table, with ids as the viewer knows them.
 
-    `settled` are its settled calls, as far as this gateway served them.
+    `settled` are its settled calls, as far as this gateway served them; `median_s` is its group's.
     """
     place = overview.program_place(view, settled)
     has_levels = make_policy(config.policy).has_levels
@@ -124,9 +128,12 @@ def program_row(
     threads = threads_of(chain((call.start for call in settled), (call.start for call in calls)))
     last_engine = (settled[-1].engine,) if settled else ()
     entries = [entry for call in calls if (entry := overview.in_engine(call)) is not None]
+    age_s = overview.now - view.first_arrival_s
     return ProgramRow(
         program_id=viewer.shown(view.program_id),
         name=view.name,
+        group=view.group,
+        over_median=age_s / median_s if median_s else None,
         state=place.state,
         state_text=place.text,
         state_s=place.state_s,
@@ -149,7 +156,7 @@ def program_row(
         cached_tokens=view.cached_tokens,
         output_tokens=view.output_tokens,
         intercepted_s=view.intercepted_s,
-        age_s=overview.now - view.first_arrival_s,
+        age_s=age_s,
     )
 
 

@@ -35,6 +35,7 @@ class PastProgram:
     """As the backend knows it."""
     tenant: str = ""
     name: str | None = None
+    group: str | None = None
     owner: str | None = None
     """The owner of its session, where identity is strict."""
     start_s: float
@@ -127,7 +128,8 @@ class ProgramHistory:
         """Add an ended program, and drop what is beyond the bounds."""
         if before := self._ended.get(program.program_id):
             self._drop(before)
-        program.size_bytes = CALL_BYTES + len(program.program_id) + sum(map(_size_of, program.calls))
+        names = (program.program_id, program.group or "")
+        program.size_bytes = CALL_BYTES + sum(map(len, names)) + sum(map(_size_of, program.calls))
         self._ended[program.program_id] = program
         self._counts[program.tenant] += 1
         self._count_bytes(program.tenant, program.size_bytes)
@@ -161,6 +163,7 @@ class ProgramHistory:
                 began_at_s=self._wall_clock(),
             )
         program.name = program.name or call.start.name
+        program.group = program.group or call.start.group
         program.owner = program.owner or call.start.owner
         program.running += 1
 

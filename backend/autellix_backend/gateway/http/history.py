@@ -6,8 +6,9 @@ import asyncio
 import math
 from dataclasses import asdict, dataclass
 from operator import itemgetter
+from typing import Annotated
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Query
 from starlette.responses import Response
 
 from autellix_backend.gateway.errors import InvalidRequestError, NotFoundError
@@ -17,7 +18,7 @@ from autellix_backend.gateway.explain.views import names_of, threads_of
 from autellix_backend.gateway.history.critical_path import Spent, spent, spent_text
 from autellix_backend.gateway.history.history import PastProgram
 from autellix_backend.gateway.history.spans import Span, spans
-from autellix_backend.gateway.http.bodies import DEFAULT_LIMIT, Limit, json_response
+from autellix_backend.gateway.http.bodies import DEFAULT_LIMIT, Id, Limit, json_response
 from autellix_backend.gateway.http.parameters import Ended, IsShown, Parts, Turn, Viewer
 from autellix_backend.gateway.http.refusals import refusals
 from autellix_backend.gateway.tenancy.tenants import Tenant
@@ -34,6 +35,7 @@ class EndedRow:
 
     program_id: str
     name: str | None
+    group: str | None
     state: ProgramState
     """Always `ended`."""
     state_text: str
@@ -139,12 +141,14 @@ async def list_ended(
     is_shown: IsShown,
     turn: Turn,
     limit: Limit = DEFAULT_LIMIT,
+    group: Annotated[Id | None, Query()] = None,
     after: str | None = None,
 ) -> Response:
-    """List the programs that ended, the last one first: the tenant's own, or all for an admin."""
+    """List the programs that ended, or those of a group, the last first: the tenant's, for an admin all."""
     before = _ended_before(after)
     programs = filter(is_shown, parts.history.programs(viewer.visible_prefix))
-    ids = [((program.ended_at_s, viewer.shown(program.program_id)), program) for program in programs]
+    listed = (program for program in programs if group is None or program.group == group)
+    ids = [((program.ended_at_s, viewer.shown(program.program_id)), program) for program in listed]
     found = sorted((each for each in ids if each[0] < before), key=itemgetter(0), reverse=True)
     rows: list[EndedRow] = []
     for _, program in found[:limit]:
@@ -200,6 +204,7 @@ def ended_row(program: PastProgram, viewer: Tenant) -> EndedRow:
     return EndedRow(
         program_id=viewer.shown(program.program_id),
         name=program.name,
+        group=program.group,
         state=ProgramState.ENDED,
         state_text=WORDS[ProgramState.ENDED],
         flags=program.flags,

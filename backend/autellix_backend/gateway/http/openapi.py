@@ -31,6 +31,7 @@ from autellix_wire.headers import (
     EXPECTED_TOKENS,
     FINAL,
     FLAGS,
+    GROUP,
     IDENTITY_SOURCE,
     INTERCEPTIONS,
     PARENT_IDS,
@@ -63,6 +64,7 @@ class IdentityHeaders(BaseModel):
     session_proof: str = _header(SESSION_PROOF, "The secret of the client that the session belongs to")
     session_token: str = _header(SESSION_TOKEN, "The token of the session, in place of the proof")
     program_name: Id = _header(PROGRAM_NAME, "The program's class")
+    group: Id = _header(GROUP, "The programs of the same task, such as rollouts of one prompt")
     thread_id: Id = _header(THREAD_ID, "The branch inside the program")
     thread_name: Id = _header(THREAD_NAME, "The branch's name, such as an agent's")
     call_id: Id = _header(CALL_ID, "This call; the same over retries")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from typing import Annotated
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Query
 from starlette.responses import Response
 
 from autellix_backend.gateway.errors import InvalidRequestError
@@ -19,7 +20,7 @@ from autellix_backend.gateway.explain.views import (
     program_row,
 )
 from autellix_backend.gateway.explain.why import explain_program
-from autellix_backend.gateway.http.bodies import DEFAULT_LIMIT, Limit, json_response
+from autellix_backend.gateway.http.bodies import DEFAULT_LIMIT, Id, Limit, json_response
 from autellix_backend.gateway.http.history import EndedExplanation, explain_ended
 from autellix_backend.gateway.http.parameters import (
     CurrentOverview,
@@ -76,9 +77,10 @@ async def list_programs(
     overview: CurrentOverview,
     limit: Limit = DEFAULT_LIMIT,
     state: ProgramState | None = None,
+    group: Annotated[Id | None, Query()] = None,
     after: str | None = None,
 ) -> Response:
-    """List programs, those with open calls first: the caller's own, or all for an admin."""
+    """List programs, or those of a group, first the ones with open calls: the caller's, for an admin all."""
     # The store does not know which of the other states an active program is in.
     is_active = None if state is None else state is not ProgramState.BETWEEN_CALLS
     rows: list[ProgramRow] = []
@@ -92,7 +94,8 @@ async def list_programs(
         except ValueError as error:
             raise InvalidRequestError(f"after: {error}", param="after") from error
         for view in page.programs:
-            if is_shown(view) and (state is None or overview.program_state(view) is state):
+            is_listed = is_shown(view) and (group is None or view.group == group)
+            if is_listed and (state is None or overview.program_state(view) is state):
                 rows.append(_row(view, overview, parts, viewer))
             await turn.pause()
         cursor = page.cursor
@@ -136,7 +139,9 @@ async def show_program(
 
 
 def _row(view: ProgramView, overview: Overview, parts: Components, viewer: Tenant) -> ProgramRow:
-    return program_row(view, overview, parts.settings.scheduler, viewer, _settled(view, parts))
+    recorded = parts.history.living(view.program_id)
+    median_s = None if recorded is None else parts.groups.median_s(recorded)
+    return program_row(view, overview, parts.settings.scheduler, viewer, _settled(view, parts), median_s)
 
 
 def _settled(view: ProgramView, parts: Components) -> Sequence[SettledCall]:

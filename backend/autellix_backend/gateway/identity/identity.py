@@ -39,6 +39,7 @@ from autellix_wire.headers import (
     EXPECTED_CALLS,
     EXPECTED_TOKENS,
     FLAGS,
+    GROUP,
     INTERCEPTIONS,
     PARENT_IDS,
     PROGRAM_NAME,
@@ -59,6 +60,8 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     session: str | None
     program: str
     name: str | None
+    group: str | None = None
+    """The programs that it is compared with: those of its tenant with the same group."""
     thread: str
     thread_name: str | None = None
     call: str
@@ -108,6 +111,7 @@ def read_identity(headers: Mapping[str, str], fields: Fields, new_id: str) -> Id
             session=_read(headers, SESSION_ID),
             program=aliases.program or call,
             name=_read(headers, PROGRAM_NAME),
+            group=_read(headers, GROUP),
             thread=aliases.thread or aliases.agent or MAIN_THREAD,
             thread_name=_read(headers, THREAD_NAME),
             call=call,

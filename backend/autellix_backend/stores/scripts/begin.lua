@@ -1,6 +1,6 @@
 -- Starts a call. Returns 0 if its key is running already, 1 if its program has another owner, else the values that
 -- it inherits from its program.
--- ARGV: gateway, JSON {program, key, now, start, session?, name?, owner?, class_id?, flags, most_flags,
+-- ARGV: gateway, JSON {program, key, now, start, session?, name?, group?, owner?, class_id?, flags, most_flags,
 -- intercepted_s, interceptions?, hint?, parents?}
 local start = cjson.decode(ARGV[2])
 local program, now = start.program, text(start.now)
@@ -23,6 +23,9 @@ call('HDEL', p, 'ended')
 place(program, now)
 if start.name then
   call('HSETNX', p, 'name', start.name)
+end
+if start.group then
+  call('HSETNX', p, 'group', start.group)
 end
 set_class(p, start)
 if #start.flags > 0 then
