@@ -8,6 +8,7 @@ import pytest
 
 from autellix_backend.core.balance import EngineLoad
 from autellix_backend.core.errors import UnknownBalancerError
+from autellix_backend.ray_serve import placement
 from autellix_backend.ray_serve.placement import ServedCall, ServePlacement, read_call, replica_load
 
 
@@ -52,6 +53,15 @@ def test_programs_are_dropped_when_they_end_or_are_idle() -> None:
     placing.ranked(call(None), replicas(a=0, b=1), 11.0)
     assert set(placing._seen_s) == {"busy"}
     assert placing.ranked(call("busy"), replicas(a=9, b=1), 12.0)[0] == "a"
+
+
+def test_of_too_many_programs_the_one_that_was_seen_first_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(placement, "MAX_PROGRAMS", 2)
+    placing = ServePlacement()
+    for program in ("a", "b", "a", "c"):
+        placing.ranked(call(program), replicas(x=0, y=1), 0.0)
+    assert set(placing._seen_s) == {"a", "c"}
+    assert placing._balancer._pins.keys() == {"a", "c"}  # type: ignore[attr-defined]
 
 
 def test_an_unknown_balancer_is_refused() -> None:

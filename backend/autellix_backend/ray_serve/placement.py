@@ -18,6 +18,8 @@ from autellix_wire.ids import InvalidIdError
 
 BYTES_PER_TOKEN = 4
 PROMPT_FIELDS = ("messages", "prompt", "input")
+MAX_PROGRAMS = 65_536
+"""The programs that are remembered: clients choose the names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +73,8 @@ class ServePlacement:
             return others
         self._seen_s[call.program_id] = now
         self._seen_s.move_to_end(call.program_id)
+        if len(self._seen_s) > MAX_PROGRAMS:
+            self._forget(next(iter(self._seen_s)))
         best = self._balancer.assign(ArrivingCall(call.program_id, call.prompt_tokens), loads)
         return [best, *(name for name in others if name != best)]
 
