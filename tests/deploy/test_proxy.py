@@ -16,13 +16,17 @@ import pytest
 import yaml
 from tests.deploy.chart import DEPLOY, NAMESPACE, render, the
 
+from autellix_backend.gateway.identity.aliases import ALIASES
 from autellix_wire.paths import PROGRAMS_PATH, SESSIONS_PATH
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 UPGRADE = ("connection: upgrade, http2-settings", "upgrade: h2c", "http2-settings: AAMAAABkAAQAAP__")
 CLAIMS = ("x-forwarded-for: 127.0.0.9", "forwarded: for=127.0.0.9", "x-real-ip: 127.0.0.9")
 CHUNKS = b"".join(b"1\r\n%d\r\n" % digit for digit in range(8)) + b"0\r\n\r\n"
-ANSWER = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n7\r\ndata: 1\r\n"
+MARK = b"x-autellix-version: 0"
+ANSWER = b"HTTP/1.1 200 OK\r\n" + MARK + b"\r\ntransfer-encoding: chunked\r\n\r\n7\r\ndata: 1\r\n"
+NAMES = {alias.header_key: f"id-{number}" for number, alias in enumerate(ALIASES) if alias.header}
+"""The headers by which clients name programs."""
 
 
 @pytest.fixture(params=["nginx", "envoy"])
@@ -64,14 +68,17 @@ async def gateway() -> AsyncIterator[tuple[str, list[bytes]]]:
 
 
 async def ask(url: str, request: bytes) -> tuple[int, bytes]:
-    """Return the status and the body of an answer, or its first event."""
+    """Return the status and the body of an answer, or all until its first event."""
     reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
     try:
         writer.write(request)
         async with asyncio.timeout(20):
             received = await reader.readuntil(b"\r\n\r\n")
             length = re.search(rb"(?i)content-length: (\d+)", received)
-            body = await (reader.readexactly(int(length[1])) if length else reader.readuntil(b"data: 1"))
+            if length:
+                body = await reader.readexactly(int(length[1]))
+            else:
+                body = received + await reader.readuntil(b"data: 1")
         return int(received.split(b" ")[1]), body
     finally:
         writer.close()
@@ -87,16 +94,18 @@ async def test_a_gateway_gets_whole_requests_of_known_clients(
     proxy: Any, gateway: tuple[str, list[bytes]], tmp_path: Path
 ) -> None:
     url, requests = gateway
-    lines = (*CLAIMS, *UPGRADE, "x-autellix-program-id: p", "transfer-encoding: chunked")
+    names = [f"{header}: {value}" for header, value in NAMES.items()]
+    lines = (*CLAIMS, *UPGRADE, *names, "transfer-encoding: chunked")
     async with proxy(url, tmp_path) as edge:
         # The first event comes while the answer goes on.
-        assert (await ask(edge, head(*lines) + CHUNKS))[0] == 200
+        status, answer = await ask(edge, head(*lines) + CHUNKS)
+    assert (status, MARK in answer.lower()) == (200, True)
     [request] = requests
     named = dict(line.lower().split(b": ", 1) for line in request.split(b"\r\n")[1:] if b": " in line)
     assert request.endswith(b"01234567")
     assert named[b"content-length"] == b"8"
     assert named[b"x-forwarded-for"] == b"127.0.0.1"
-    assert named[b"x-autellix-program-id"] == b"p"
+    assert {header: named.get(header.encode(), b"").decode() for header in NAMES} == NAMES
     assert named[b"host"] == b"agents.example"
     assert not named.keys() & {b"upgrade", b"http2-settings", b"transfer-encoding", b"forwarded"}
     assert b"127.0.0.9" not in request
