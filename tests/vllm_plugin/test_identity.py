@@ -23,6 +23,7 @@ def test_reads_what_the_gateway_sends() -> None:
         "autellix_work": 1000,
         "autellix_spread": 1.25,
         "autellix_class": "agent",
+        "autellix_group": "g17",
         "autellix_ended": '["a", "b"]',
         "autellix_gateway": "g",
     }
@@ -36,6 +37,7 @@ def test_reads_what_the_gateway_sends() -> None:
         age_s=7.5,
         work=1000.0,
         class_name="agent",
+        group="g17",
     )
     expected = CallIdentity(call_id="c", arrival=arrival, gateway="g", spread=1.25, ended=("a", "b"))
     assert expected == read_identity("r", args, "session")
@@ -107,8 +109,9 @@ def test_reads_as_many_ended_programs_as_a_call_may_name() -> None:
 
 
 @pytest.mark.parametrize("value", [7, None, [], "", "x" * (MAX_ID_LENGTH + 1), True])
-def test_an_unusable_class_has_no_name(value: Any) -> None:
-    assert read_identity("r", {"autellix_class": value}, None).arrival.class_name == ""
+def test_an_unusable_class_or_group_has_no_name(value: Any) -> None:
+    arrival = read_identity("r", {"autellix_class": value, "autellix_group": value}, None).arrival
+    assert (arrival.class_name, arrival.group) == ("", "")
 
 
 @pytest.mark.parametrize(("value", "expected"), [(1, True), (1.0, True), (0, False), ("1", False)])

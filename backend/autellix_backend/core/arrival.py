@@ -50,6 +50,8 @@ class Arrival:
     """The work of its program's finished calls, where the caller keeps it: the larger value wins."""
     expected_work: float | None = None
     """The total work of its program; None if unknown, as it is to every live scheduler."""
+    group: str = ""
+    """The group of its program, by its name within the tenant; empty without one."""
     class_name: str = ""
     """The class of its program: programs of one class have similar gaps between calls."""
     context: Context | None = None

@@ -9,6 +9,9 @@ The known work is that of its finished calls and of its prompts that wait; s is 
 takes. The strength g (s) is a share of the programs' mean response time. Where all programs have about the
 same size, known work says nothing about what is left, and order of arrival is best: g falls to zero as the
 spread of sizes does. Each tenant has a strength of its own, by its own sizes.
+
+Whoever waits for a group of programs waits for its last one. So a program also counts as having arrived
+earlier by the share of its group that has ended, times the programs' mean response time.
 """
 
 from __future__ import annotations
@@ -85,14 +88,17 @@ class ProgramBoost:
 
     def key_s(self, program: Program) -> float:
         """Return the time (s) at which the program counts as having arrived."""
+        arrival_s = program.created_s
+        if program.group is not None:
+            arrival_s -= self._statistics.response_s * program.group.ended_share
         strength_s, token_s = self._strengths.get(program.tenant, _NO_STRENGTH)
         if strength_s <= 0:
-            return program.created_s
+            return arrival_s
         known = program.expected_work or program.work + program.waiting_work
         # By powers of two, so that programs of about the same work keep the order of their arrival.
         work = 2.0 ** math.ceil(math.log2(max(known, LEAST_WORK)))
         share = max(_LEAST_SHARE, work * token_s / strength_s)
-        return program.created_s + strength_s * math.log(-math.expm1(-share))
+        return arrival_s + strength_s * math.log(-math.expm1(-share))
 
 
 def _is_near(value: float, other: float) -> bool:

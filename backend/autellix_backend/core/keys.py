@@ -23,11 +23,24 @@ class ProgramKeys:
         self._policy = policy
         self._boost = boost
         self._stale: list[str] = []
+        self._marked: dict[str, None] = {}
+        """Programs whose own key has moved."""
 
     @property
     def are_stale(self) -> bool:
-        """Whether the next tick gives programs the keys that follow from the latest boost."""
-        return bool(self._stale)
+        """Whether the next decision gives programs keys that have moved without an event of their own."""
+        return bool(self._stale or self._marked)
+
+    def mark(self, programs: Iterable[str]) -> None:
+        """Note that keys of programs have moved; they may be unknown."""
+        if self._policy.boosts:
+            self._marked |= dict.fromkeys(programs)
+
+    def move_marked(self, rekey: Callable[[str], int]) -> None:
+        """Compute the keys of some marked programs again; `rekey` is that of `refresh`."""
+        keys_left = KEYS_PER_TICK
+        while self._marked and keys_left > 0:
+            keys_left -= 1 + rekey(self._marked.popitem()[0])
 
     def of(self, program: Program) -> float:
         """Return the key of a program; the smallest goes first."""

@@ -135,6 +135,8 @@ class Machine:
         )
         self.table.merge(program_id, arrival.service_s, arrival.wait_s, arrival.work)
         _update(program, arrival, now)
+        if arrival.group:
+            self.table.join(program, arrival.group)
         call = self._calls[call_id] = Call(
             call_id=call_id,
             program_id=program_id,
@@ -297,8 +299,10 @@ class Machine:
 
     def end_program(self, program_id: str, now: float) -> None:
         """End a program, which may be unknown; its active calls go on."""
-        self.table.end(program_id, now)
+        ended = self.table.end(program_id, now)
         self.forget_program(program_id)
+        if ended is not None:
+            self._move_group(ended)
 
     def forget_program(self, program_id: str) -> None:
         """Free the KV memory that is kept for a program that has ended; its active calls go on."""
@@ -324,6 +328,7 @@ class Machine:
         Returns:
             The calls that were admitted or withdrawn; `Call.is_admitted` has which.
         """
+        self.keys.move_marked(self._rekey)
         if not self.admission.is_due(step):
             return []
         changed = self.admission.review(now, step, tokens_of)
@@ -415,7 +420,13 @@ class Machine:
         self.starvation.forget(call)
         self._review(call, program, now)
         self.admission.leave(call, program, context_tokens, now)
+        self._move_group(program)
         return record
+
+    def _move_group(self, program: Program) -> None:
+        """Give the others of a program's group a head start, if it has left the table."""
+        if program.group is not None and program.program_id not in self.table:
+            self.keys.mark(program.group.living)
 
     def _hold(self, call: Call) -> None:
         self._holding.setdefault(call.program_id, {})[call.call_id] = call

@@ -22,6 +22,23 @@ class ServiceRule(Protocol):
         ...
 
 
+@dataclass(slots=True)
+class ProgramGroup:
+    """The programs of a tenant that run the same task, such as the rollouts of one prompt."""
+
+    key: tuple[str, str]
+    """Its tenant and its name."""
+    living: dict[str, None] = field(default_factory=dict)
+    """The programs in the table, by id."""
+    ended: int = 0
+    """Those that have left it, while any other was there."""
+
+    @property
+    def ended_share(self) -> float:
+        """The share of its programs that have ended."""
+        return self.ended / (self.ended + len(self.living))
+
+
 @dataclass(slots=True, kw_only=True)
 class Program:
     """One entry of the process table."""
@@ -44,6 +61,8 @@ class Program:
     expected_work: float | None = None
     """The work of all its calls; None if unknown, as it is to every live scheduler."""
     class_name: str = ""
+    group: ProgramGroup | None = None
+    """That of its first call with one."""
     path_ends_s: dict[str, float] = field(default_factory=dict)
     """p(c) + t of each completed call (eq. 2), kept for policies that read parents."""
     active_calls: dict[str, str] = field(default_factory=dict)
@@ -73,6 +92,8 @@ class ProcessTable:
     def __init__(self) -> None:
         self.statistics = ProgramStatistics()
         self._programs: dict[str, Program] = {}
+        self._groups: dict[tuple[str, str], ProgramGroup] = {}
+        """Those with a program here, by tenant and name."""
         # Those without active calls, the longest idle first, so that the stale ones are found at once.
         self._idle: OrderedDict[str, None] = OrderedDict()
 
@@ -146,6 +167,13 @@ class ProcessTable:
         program.last_arrival_s = now
         program.is_ended = False
         return program
+
+    def join(self, program: Program, group: str) -> None:
+        """Add a program to a group of its tenant, unless it is in one."""
+        if program.group is None:
+            key = (program.tenant, group)
+            program.group = self._groups.setdefault(key, ProgramGroup(key))
+            program.group.living[program.program_id] = None
 
     def parent_ends_s(self, program_id: str, parents: Sequence[str] | None) -> list[float] | None:
         """Return the ends of the parents' paths; None if the parents, or any of them, are unknown here.
@@ -256,6 +284,11 @@ class ProcessTable:
     def _drop(self, program: Program, now: float | None) -> None:
         del self._programs[program.program_id]
         del self._idle[program.program_id]
+        if (group := program.group) is not None:
+            del group.living[program.program_id]
+            group.ended += 1
+            if not group.living:
+                del self._groups[group.key]
         if now is not None:
             self.statistics.on_ended(program.work, now, program.tenant)
 
@@ -270,3 +303,10 @@ class ProcessTable:
             assert program.wait_s >= 0, program
             assert 0 <= program.paused_calls <= len(program.active_calls), program
             assert program.active_calls or not program.is_ended, program
+        for key, group in self._groups.items():
+            assert group.key == key
+            assert group.living, key
+            assert all(self._programs[program_id].group is group for program_id in group.living), key
+        assert sum(len(group.living) for group in self._groups.values()) == sum(
+            program.group is not None for program in self._programs.values()
+        )

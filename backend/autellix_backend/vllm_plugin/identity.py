@@ -72,6 +72,7 @@ def read_identity(request_id: str, extra_args: object, session_id: object) -> Ca
         age_s=_amount(args.get(engine_args.AGE_S)),
         work=_amount(args.get(engine_args.WORK)),
         class_name=_identifier(args.get(engine_args.CLASS)) or "",
+        group=_identifier(args.get(engine_args.GROUP)) or "",
     )
     return CallIdentity(
         call_id=_identifier(args.get(engine_args.CALL)) or request_id,

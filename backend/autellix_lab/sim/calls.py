@@ -28,6 +28,7 @@ class EngineCall:
     parents: tuple[str, ...]
     prefix: InitVar[SystemPrefix | None] = None
     class_name: str = ""
+    group: str = ""
     expected_s: float | None = None
     expected_work: float | None = None
     base: EngineCall | None = None

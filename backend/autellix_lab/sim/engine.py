@@ -208,6 +208,7 @@ class SimEngine:
                     expected_s=call.expected_s,
                     expected_work=call.expected_work,
                     class_name=call.class_name,
+                    group=call.group,
                     context=Context(
                         call.prompt_tokens,
                         call.shared_tokens // block_tokens * block_tokens,

@@ -72,6 +72,8 @@ class SimSettings:
     """Sigma of the log-normal error of the clients' hints of remaining tokens; None sends no hints."""
     knows_sizes: bool = False
     """Whether `boost` knows the work of each program in advance, as no live scheduler can."""
+    has_groups: bool = False
+    """Whether the `group` of traces is one for the scheduler, as for rollouts of one prompt."""
     seed: int = 0
     """Of the hints' errors; the arrivals determine everything else."""
 
@@ -321,6 +323,7 @@ class _Simulation:
             parents=tuple(f"{program.index}.{parent}" for parent in trace.parents),
             prefix=program.prefix,
             class_name=program.trace.source,
+            group=program.trace.group if self._settings.has_groups else "",
             expected_s=self._expect(program, trace),
             expected_work=program.work if self._settings.knows_sizes else None,
         )

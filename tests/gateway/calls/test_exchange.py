@@ -221,6 +221,14 @@ async def test_the_engine_gets_what_boost_and_admission_read_of_a_program(serve:
         assert "autellix_ended" not in fourth
 
 
+async def test_the_engine_gets_the_group(serve: Any) -> None:
+    """And no client can name one past the gateway."""
+    async with serve(policy="boost", reports=False) as rig:
+        await rig.chat({"X-Autellix-Program-ID": "p", "X-Autellix-Group": "g17"})
+        await rig.chat({"X-Autellix-Program-ID": "q"}, vllm_xargs={"autellix_group": "g17"})
+        assert [call.xargs.get("autellix_group") for call in rig.engine.calls] == ["g17", None]
+
+
 async def test_the_engine_gets_the_measured_spread_of_sizes(serve: Any) -> None:
     """So that one that was restarted does not begin anew."""
     async with serve(policy="boost", reports=False) as rig:
@@ -237,7 +245,7 @@ async def test_other_policies_get_none_of_it(serve: Any) -> None:
         await rig.chat({"X-Autellix-Program-ID": "p"})
         await rig.client.delete(rig.url + "/autellix/v1/programs/p")
         await rig.chat({"X-Autellix-Program-ID": "q"})
-        unread = {"autellix_age_s", "autellix_work", "autellix_class", "autellix_ended"}
+        unread = {"autellix_age_s", "autellix_work", "autellix_class", "autellix_ended", "autellix_group"}
         assert [unread & call.xargs.keys() for call in rig.engine.calls] == [set(), set()]
 
 

@@ -138,6 +138,7 @@ class GatewayCall(QueuedCall):
             expected_s=inherited.expected_s,
             age_s=inherited.age_s,
             work=inherited.work,
+            group=start.group or "",
             class_name=class_name,
             context=Context(self.prompt_tokens, prefix=self.prefix or None),
         )

@@ -122,6 +122,8 @@ class EngineArguments:
             engine_args.AGE_S: call.inherited.age_s + self._clock() - call.began_s,
             engine_args.WORK: call.inherited.work,
         }
+        if call.arrival.group:
+            args[engine_args.GROUP] = call.arrival.group
         if (spread := self._classes.spread(call.tenant.name)) is not None:
             args[engine_args.SPREAD] = spread
         return args
