@@ -143,7 +143,7 @@ class SimulatedEngine:
                 for place, call in calls
             ),
             admission=admission_of(machine),
-            demand=demand_of(machine),
+            demand=demand_of(machine, now),
         ).to_bytes()
 
 

@@ -765,7 +765,7 @@ def test_the_balancer_counts_parked_programs_as_present() -> None:
     engine.arrive("a2", 60)
     engine.arrive("n1", 60)
 
-    told = memory_of(engine.machine)
+    told = memory_of(engine.machine, engine.now)
 
     assert told is not None
     assert (told.capacity_tokens, told.active_tokens, told.active_programs) == (160.0, 60 + 10 + 60, 3)

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autellix_backend.core.admission.working_set import WorkingSetAdmission
 from autellix_backend.core.arrival import Arrival, Context
 from autellix_backend.core.balance.memory import MemoryReport, memory_of
 from autellix_backend.core.config import SchedulerConfig
@@ -62,7 +63,7 @@ def test_the_report_of_an_admission() -> None:
     machine.start("c0", 0.0)
     machine.finish("c0", 6.0, context_tokens=300)
 
-    told = memory_of(machine)
+    told = memory_of(machine, 6.0)
 
     assert told is not None
     assert (told.capacity_tokens, told.active_tokens, told.active_programs) == (500, 500, 2)
@@ -73,5 +74,32 @@ def test_the_report_of_an_admission() -> None:
     assert told.is_complete
 
 
+def test_contexts_of_programs_that_were_idle_for_long_are_spare() -> None:
+    """They would make way for any that waits, so they are no demand, and nobody waits for them."""
+    machine = Machine(SchedulerConfig(admission="working_set", kv_share=1.0, idle_s=50.0), kv_tokens=1000)
+    for name in ("gone", "busy"):
+        machine.arrive(Arrival(name, name, context=Context(450, prefix="tools", prefix_tokens=100)), 0.0)
+        machine.start(name, 0.0)
+    machine.finish("gone", 1.0, context_tokens=450)
+    assert isinstance(machine.admission, WorkingSetAdmission)
+    limit_s = machine.admission.idle.of_class("", "")
+
+    def spare_after(idle_s: float) -> int:
+        told = memory_of(machine, 1.0 + idle_s)
+        assert told is not None
+        assert told.active_tokens == 100 + 350 + 350
+        assert told.demand == (800 - told.spare_tokens) / 1000
+        assert (told.wait_s(400, between_ends_s=1.0) == 0.0) is (told.spare_tokens > 0)
+        return told.spare_tokens
+
+    assert 0.0 < limit_s <= 50.0
+    assert [spare_after(limit_s), spare_after(limit_s + 0.1)] == [0, 350]
+    # Its next call makes it busy again.
+    machine.arrive(Arrival("back", "gone", context=Context(450)), 90.0)
+    assert spare_after(100.0) == 0
+
+
 def test_without_admission_there_is_no_report() -> None:
-    assert memory_of(Machine(SchedulerConfig(admission="none"), kv_tokens=1000)) is None
+    machine = Machine(SchedulerConfig(admission="none"), kv_tokens=1000)
+    assert memory_of(machine, 0.0) is None
+    assert machine.admission.spare_tokens(0.0) == 0

@@ -96,9 +96,10 @@ def test_what_only_some_ranks_have_counts() -> None:
 def test_what_waits_for_memory_adds_up() -> None:
     """Ends every 2 s and every 6 s are two ends in 3 s."""
     first, second = DemandSnapshot(300, 2, 2.0, ("a",)), DemandSnapshot(100, 1, 6.0, ("b", "c"))
-    both = merge_ranks([rank(0, demand=first), rank(1, demand=second)])
+    both = merge_ranks([rank(0, demand=first, spare_tokens=7), rank(1, demand=second, spare_tokens=3)])
 
     assert both.demand == DemandSnapshot(400, 3, 1.5, ("a", "b", "c"))
+    assert both.spare_tokens == 10
 
 
 def test_ends_and_idle_programs_may_be_unknown() -> None:

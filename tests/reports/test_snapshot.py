@@ -127,7 +127,7 @@ def waiting_machine(idle_programs: int = 1) -> Machine:
 
 def test_what_waits_for_memory_survives_the_wire() -> None:
     machine = waiting_machine()
-    demand = demand_of(machine)
+    demand = demand_of(machine, 2.0)
     assert demand == DemandSnapshot(
         inactive_tokens=200, inactive_calls=1, between_ends_s=1.0, idle=("idle0",)
     )
@@ -136,7 +136,7 @@ def test_what_waits_for_memory_survives_the_wire() -> None:
         for name, place in (("active", None), ("inactive", 1))
     )
     sent = msgspec.structs.replace(
-        snapshot(0), calls=calls, left_out=0, admission=admission_of(machine), demand=demand
+        snapshot(0), calls=calls, left_out=0, admission=admission_of(machine), demand=demand, spare_tokens=1
     )
 
     told = EngineSnapshot.from_bytes(sent.to_bytes()).memory()
@@ -144,6 +144,7 @@ def test_what_waits_for_memory_survives_the_wire() -> None:
     assert told is not None
     assert (told.capacity_tokens, told.active_tokens, told.active_programs) == (301, 201, 2)
     assert (told.inactive_tokens, told.inactive_calls, told.between_ends_s) == (200, 1, 1.0)
+    assert told.spare_tokens == 1
     assert (told.known, told.inactive) == ({"idle0", "active", "inactive"}, {"inactive"})
     assert told.is_complete
 
@@ -152,8 +153,8 @@ def test_what_host_memory_keeps_survives_the_wire() -> None:
     """One parked program has a call, and so is not among those that wait for the end of another."""
     machine = waiting_machine()
     machine.admission.use_host_memory(lambda program_id, tokens: (1.0, 0.0), 1000.0)
-    assert parked_of(machine) == ParkedSnapshot(0, 0, 800, 200, 1)
-    assert parked_of(machine_of()) is parked_of(waiting_machine()) is None
+    assert parked_of(machine, 2.0) == ParkedSnapshot(0, 0, 800, 200, 1)
+    assert parked_of(machine_of(), 2.0) is parked_of(waiting_machine(), 2.0) is None
     calls = tuple(
         snapshot_of(machine, machine.call(f"c-{name}"), 2.0, place=1, call_id=name, inactive_place=place)
         for name, place in (("active", None), ("inactive", 1))
@@ -163,7 +164,7 @@ def test_what_host_memory_keeps_survives_the_wire() -> None:
         calls=(*calls, msgspec.structs.replace(calls[1], program_id="parked", is_parked=True)),
         left_out=0,
         admission=admission_of(machine),
-        demand=demand_of(machine),
+        demand=demand_of(machine, 2.0),
         parked=ParkedSnapshot(2, 350, 800, 200, 1),
     )
 
@@ -177,7 +178,7 @@ def test_what_host_memory_keeps_survives_the_wire() -> None:
 
 def test_a_report_without_all_programs_says_so() -> None:
     machine = waiting_machine(MAX_IDLE_IDS + 1)
-    demand = demand_of(machine)
+    demand = demand_of(machine, 2.0)
     assert demand is not None
     assert demand.idle is None
     few = demand._replace(idle=())
@@ -191,7 +192,7 @@ def test_a_report_without_all_programs_says_so() -> None:
 
 
 def test_an_engine_without_admission_reports_no_memory() -> None:
-    assert (demand_of(machine_of()), snapshot().memory()) == (None, None)
+    assert (demand_of(machine_of(), 2.0), snapshot().memory()) == (None, None)
     earlier = msgspec.structs.replace(snapshot(), admission=AdmissionSnapshot(3, 2, 500, 600))
     assert earlier.memory() is None
 

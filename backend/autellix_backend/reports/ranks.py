@@ -45,6 +45,7 @@ def merge_ranks(ranks: Sequence[EngineSnapshot]) -> EngineSnapshot:
         kv_offload=_sum([snapshot.kv_offload for snapshot in ranks]),
         admission=_sum([snapshot.admission for snapshot in ranks]),
         demand=_all_demand([snapshot.demand for snapshot in ranks if snapshot.demand is not None]),
+        spare_tokens=sum(snapshot.spare_tokens for snapshot in ranks),
         parked=_sum([snapshot.parked for snapshot in ranks]),
         boost=max((snapshot.boost for snapshot in ranks if snapshot.boost is not None), default=None),
     )

@@ -170,6 +170,8 @@ class EngineSnapshot(msgspec.Struct, frozen=True, kw_only=True, tag_field=_TAG_F
     """None where every program may run."""
     demand: DemandSnapshot | None = None
     """None where every program may run, or from an engine of an earlier version."""
+    spare_tokens: int = 0
+    """The memory of active and parked programs without a call that would make way for any that waits."""
     parked: ParkedSnapshot | None = None
     """None without host memory, or from an engine of an earlier version."""
     boost: BoostSnapshot | None = None
@@ -188,6 +190,7 @@ class EngineSnapshot(msgspec.Struct, frozen=True, kw_only=True, tag_field=_TAG_F
             capacity_tokens=parked.room_tokens,
             active_tokens=admission.working_set_tokens + parked.tokens,
             active_programs=admission.active_programs + parked.programs,
+            spare_tokens=self.spare_tokens,
             inactive_tokens=parked.other_tokens,
             inactive_calls=parked.other_calls,
             between_ends_s=demand.between_ends_s,
@@ -243,9 +246,9 @@ def admission_of(machine: Machine) -> AdmissionSnapshot | None:
     )
 
 
-def demand_of(machine: Machine) -> DemandSnapshot | None:
+def demand_of(machine: Machine, now: float) -> DemandSnapshot | None:
     """Return the demand for a machine's memory, None if it admits every program."""
-    memory, report = machine.admission.memory, memory_of(machine)
+    memory, report = machine.admission.memory, memory_of(machine, now)
     if memory is None or report is None:
         return None
     present = (*memory.active.contexts.items(), *memory.parked.contexts.items())
@@ -259,9 +262,9 @@ def demand_of(machine: Machine) -> DemandSnapshot | None:
     )
 
 
-def parked_of(machine: Machine) -> ParkedSnapshot | None:
+def parked_of(machine: Machine, now: float) -> ParkedSnapshot | None:
     """Return the programs whose contexts a machine's host memory keeps, None without any host memory."""
-    memory, report = machine.admission.memory, memory_of(machine)
+    memory, report = machine.admission.memory, memory_of(machine, now)
     if memory is None or report is None or not memory.host_tokens:
         return None
     return ParkedSnapshot(

@@ -158,8 +158,9 @@ class SnapshotReporter:
             calls=standings,
             left_out=len(tracker) - len(standings),
             admission=admission_of(machine),
-            demand=demand_of(machine),
-            parked=parked_of(machine),
+            demand=demand_of(machine, now),
+            spare_tokens=machine.admission.spare_tokens(now),
+            parked=parked_of(machine, now),
             boost=boost_of(machine),
         )
 

@@ -349,7 +349,7 @@ class _Simulation:
             return None
         at_s, report = self._reports.get(engine.name, (-math.inf, None))
         if now - at_s > self._settings.report_s:
-            report = memory_of(engine.machine)
+            report = memory_of(engine.machine, now)
             self._reports[engine.name] = now, report
         return report
 

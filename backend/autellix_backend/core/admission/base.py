@@ -53,6 +53,10 @@ class Admission:
     def lose_contexts(self) -> None:
         """Note that KV memory has lost every context, as the prefix cache was reset."""
 
+    def spare_tokens(self, now: float) -> int:  # noqa: ARG002
+        """Return the KV memory of programs without a call that would make way for any that waits."""
+        return 0
+
     def is_active(self, program_id: str) -> bool:  # noqa: ARG002
         """Whether a call of the program that is preempted stays in its queue."""
         return True

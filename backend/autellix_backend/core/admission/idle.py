@@ -13,9 +13,10 @@ part of a context that would be loaded is worth keeping for as long as the load 
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Iterator
 
 from autellix_backend.core.admission.costs import ContextCosts
-from autellix_backend.core.admission.programs import ProgramContext
+from autellix_backend.core.admission.programs import ContextSet, ProgramContext
 
 GAP_WINDOW, MIN_GAPS = 64, 8
 """Gaps between calls that are remembered of a class, and those needed before they count."""
@@ -83,6 +84,18 @@ class IdleLimits:
         gap_s = self.gaps.long_gap_s(tenant, class_name)
         most_s = MAX_HOLDS * hold_s
         return min(self.longest_s, most_s if gap_s is None else max(hold_s, min(gap_s, most_s)))
+
+    def longer(
+        self, now: float, least_s: float, contexts: ContextSet
+    ) -> Iterator[tuple[ProgramContext, float]]:
+        """Yield the programs without a call for longer than this, and the most that their classes may be."""
+        limits_s: dict[tuple[str, str], float] = {}
+        for context in [each for each in contexts.contexts.values() if not each.calls]:
+            if now - context.since_s > least_s:
+                kind = (context.tenant, context.program.class_name)
+                if kind not in limits_s:
+                    limits_s[kind] = self.of_class(*kind)
+                yield context, limits_s[kind]
 
     def of_program(self, context: ProgramContext, class_limit_s: float) -> float:
         """Return how long (s) a program is kept, part of whose context may be loaded from host memory."""

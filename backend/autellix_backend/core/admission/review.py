@@ -28,7 +28,7 @@ from operator import attrgetter
 from autellix_backend.core.admission.costs import ContextCosts
 from autellix_backend.core.admission.idle import MAX_HOLDS, IdleLimits
 from autellix_backend.core.admission.memory import EngineMemory
-from autellix_backend.core.admission.programs import ContextSet, ProgramContext
+from autellix_backend.core.admission.programs import ProgramContext
 from autellix_backend.core.statistics import ProgramStatistics
 
 PATIENCE = 2.0
@@ -109,7 +109,7 @@ class MemoryReview:
         """Deactivate programs without a call for which others have waited long enough."""
         memory = self._memory
         is_kept = memory.keeps_parked
-        for context, limit_s in self._idle_longer(now, 0.0 if is_kept else self._idle.least_s, memory.active):
+        for context, limit_s in self._idle.longer(now, 0.0 if is_kept else self._idle.least_s, memory.active):
             # What host memory would not keep has its full price.
             kept_s = self._idle.of_program(context, limit_s) if is_kept else limit_s
             if now - context.since_s > kept_s:
@@ -119,21 +119,9 @@ class MemoryReview:
         """Give up parked programs without a call, while others wait that host memory has no room for."""
         memory = self._memory
         if memory.parked.contexts and not all(each.is_parked for each in memory.inactive.contexts.values()):
-            for context, limit_s in self._idle_longer(now, self._idle.least_s, memory.parked):
+            for context, limit_s in self._idle.longer(now, self._idle.least_s, memory.parked):
                 if now - context.since_s > limit_s:
                     memory.give_up(context)
-
-    def _idle_longer(
-        self, now: float, least_s: float, contexts: ContextSet
-    ) -> Iterator[tuple[ProgramContext, float]]:
-        """Yield the programs without a call for longer than this, and the most that their classes may be."""
-        limits_s: dict[tuple[str, str], float] = {}
-        for context in [each for each in contexts.contexts.values() if not each.calls]:
-            if now - context.since_s > least_s:
-                kind = (context.tenant, context.program.class_name)
-                if kind not in limits_s:
-                    limits_s[kind] = self._idle.of_class(*kind)
-                yield context, limits_s[kind]
 
     def _put_starving_first(self, now: float) -> None:
         limit_s = STARVING * self._statistics.response_s

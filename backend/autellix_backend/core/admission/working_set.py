@@ -56,6 +56,15 @@ class WorkingSetAdmission(Admission):
         """Whether a program has changed since the last review."""
         self._next_step = 0
 
+    def spare_tokens(self, now: float) -> int:
+        """Return the KV memory of programs without a call that would make way for any that waits."""
+        return sum(
+            context.own_tokens
+            for contexts in (self.memory.active, self.memory.parked)
+            for context, limit_s in self.idle.longer(now, self.idle.least_s, contexts)
+            if now - context.since_s > limit_s
+        )
+
     def is_active(self, program_id: str) -> bool:
         """Whether the program's calls may run."""
         return program_id in self.memory.active.contexts

@@ -23,6 +23,9 @@ class MemoryReport:
     """Those contexts, shared prefixes counted once."""
     active_programs: int
     """The active programs, and the parked ones."""
+    spare_tokens: int = 0
+    """Those of them that would make way for any program that waits, as they have had no call for longer than
+    admission keeps them then: their programs have ended, moved or are idle."""
     inactive_tokens: int = 0
     """KV tokens that the contexts of programs waiting for activation would add."""
     inactive_calls: int = 0
@@ -52,7 +55,7 @@ class MemoryReport:
             between_ends_s: The least time between two ends of programs, for an engine that has seen few.
             is_inactive: Whether it is one of those that wait.
         """
-        beside_tokens = self.active_tokens + sent_tokens + own_tokens
+        beside_tokens = self.active_tokens - self.spare_tokens + sent_tokens + own_tokens
         if beside_tokens <= self.capacity_tokens:
             return 0.0
         others_tokens = max(0.0, self.inactive_tokens - (own_tokens if is_inactive else 0.0))
@@ -62,8 +65,12 @@ class MemoryReport:
 
     @property
     def demand(self) -> float:
-        """The contexts of all programs there, active or not, over what active ones may fill."""
-        return (self.active_tokens + self.inactive_tokens) / max(1.0, self.capacity_tokens)
+        """The contexts of all programs there, active or not, over what active ones may fill.
+
+        Spare ones do not count: programs whose ends nobody announces leave them for minutes.
+        """
+        needed_tokens = self.active_tokens - self.spare_tokens + self.inactive_tokens
+        return max(0, needed_tokens) / max(1.0, self.capacity_tokens)
 
     @property
     def mean_wait_s(self) -> float:
@@ -71,7 +78,7 @@ class MemoryReport:
         return self.wait_s(self.active_tokens / max(1, self.active_programs))
 
 
-def memory_of(machine: Machine) -> MemoryReport | None:
+def memory_of(machine: Machine, now: float) -> MemoryReport | None:
     """Return the present state of an engine's memory; None if every program may run."""
     memory = machine.admission.memory
     if memory is None:
@@ -84,6 +91,7 @@ def memory_of(machine: Machine) -> MemoryReport | None:
         capacity_tokens=memory.room_tokens,
         active_tokens=active.tokens + parked.tokens,
         active_programs=len(present),
+        spare_tokens=machine.admission.spare_tokens(now),
         inactive_tokens=active.added_by(inactive.values()),
         inactive_calls=sum(len(context.calls) for context in inactive.values()),
         between_ends_s=machine.table.statistics.response_s / max(1, live),

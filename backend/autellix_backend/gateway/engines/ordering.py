@@ -221,7 +221,7 @@ class PolicyOrdering:
     def memory(self, now: float) -> MemoryReport | None:
         """Return the estimate for the balancer, kept for a while: it takes a pass over the programs."""
         if now >= self._memory_until_s:
-            self._memory = memory_of(self._machine)
+            self._memory = memory_of(self._machine, now)
             self._memory_until_s = now + REVIEW_PERIOD_S
         return self._memory
 
