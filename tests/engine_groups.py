@@ -18,6 +18,7 @@ GROUPS = {
     "tests/gateway/test_live_links.py": "linked engine",
     "tests/lab/cli/test_sim.py": "live_engine",
     "tests/gateway/calls/test_conformance.py": "live_engine",
+    "tests/drills/test_live_models.py": "live_engine",
     "tests/gateway/test_live.py": "live_engine",
     "tests/engines/test_live_replica.py": "live_engine",
     "tests/integrations/test_real_backend.py": "live_engine",
@@ -34,6 +35,7 @@ GROUPS = {
 
 LONG = (
     "tests/drills/test_drills.py",
+    "tests/drills/test_upgrade.py",
     "tests/kernels/test_cuda_stand_in.py",
     "tests/gateway/test_redteam.py::test_the_quiet_tenant",
     "tests/gateway/test_soak.py::test_the_gateway_keeps_nothing",
