@@ -15,22 +15,28 @@ from tests.waiting import PATIENCE_S, until, wait_until
 from zmq.utils import z85
 
 from autellix_backend.engines.report_client import LinkState
-from autellix_backend.reports.link import END_OF_TOPIC, SNAPSHOT_TOPIC, link_key, report_topic
+from autellix_backend.reports.link import (
+    END_OF_TOPIC,
+    MAX_UPSTREAM_BYTES,
+    SNAPSHOT_TOPIC,
+    link_key,
+    report_topic,
+)
 from autellix_backend.vllm_plugin import report_server
-from autellix_backend.vllm_plugin.report_server import ReportServer
+from autellix_backend.vllm_plugin.report_server import MAX_ENDS, ReportServer
 
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"CURVE".ljust(20, b"\0") + bytes(32)
 """The first bytes of a ZeroMQ client that knows nothing."""
 
 
-def peer_of(address: str, secret: str = SECRET) -> tuple[zmq.Context[Any], Any]:
+def peer_of(address: str, secret: str = SECRET, kind: int = zmq.SUB) -> tuple[zmq.Context[Any], Any]:
     """Return the socket of a gateway that does as it likes."""
     context: zmq.Context[Any] = zmq.Context()
-    peer: Any = context.socket(zmq.SUB)
+    peer: Any = context.socket(kind)
     public, private = zmq.curve_keypair()
     peer.curve_publickey, peer.curve_secretkey = public, private
     peer.curve_serverkey = zmq.curve_public(z85.encode(link_key(secret)))
-    peer.rcvtimeo = int(1000 * PATIENCE_S)
+    peer.rcvtimeo, peer.sndhwm = int(1000 * PATIENCE_S), 0
     peer.connect(address)
     return context, peer
 
@@ -111,17 +117,43 @@ async def test_an_engine_without_a_secret_says_so_and_lets_nobody_in(
     assert "AUTELLIX_ENGINE_REPORT_SECRET is not set" in caplog.text
 
 
+async def test_gateways_end_programs() -> None:
+    """With reports in both directions, and for as long as the gateway is connected."""
+    address = free_address()
+    with serving(address) as server:
+        async with linked(address) as gateway:
+            gateway.client.end_program("too early")
+            await gateway.reaches(LinkState.UP)
+            await until(lambda: server.is_connected("g1"))
+            server.send("g1", b"report 1")
+            for program_id in ("tenant:p", "ü", "x" * MAX_UPSTREAM_BYTES):
+                gateway.client.end_program(program_id)
+            server.send("g1", b"report 2")
+            await until(lambda: len(server._ends) == 2)
+            assert list(server.take_ends()) == ["tenant:p", "ü"]
+            await gateway.has(b"report 1", b"report 2")
+        gateway.client.end_program("too late")
+    assert list(server.take_ends()) == []
+
+
 async def test_garbage_of_a_gateway_harms_nobody() -> None:
     address = free_address()
     with serving(address) as server:
-        context, peer = peer_of(address)
+        context, peer = peer_of(address, kind=zmq.XSUB)
         for subscription in (b"", b"x", bytes(4000), b"report " + b"\xff"):
-            peer.subscribe(subscription)
+            peer.send(b"\1" + subscription)
+        await until(lambda: b"x" in server._topics)
+        for frame in (b"", b"\0unknown", b"x", b"end", b"ends\0p", b"end\0\xff\xfe"):
+            peer.send(frame)
+        for number in range(MAX_ENDS):
+            peer.send(b"end\0%d" % number)
         async with linked(address) as gateway:
             await gateway.reaches(LinkState.UP)
             assert server.is_connected("g1")
+            await until(lambda: bool(server._ends) and server._ends[-1] == str(MAX_ENDS - 1))
+            assert len(server._ends) == MAX_ENDS
             # Larger than any topic: the connection ends.
-            peer.subscribe(bytes(5000))
+            peer.send(b"\1" + bytes(5000))
             await until(lambda: b"x" not in server._topics)
         context.destroy(linger=0)
 

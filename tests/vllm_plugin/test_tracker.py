@@ -6,6 +6,7 @@ from itertools import product
 from typing import Any
 
 import pytest
+from tests.report_links import free_address, serving
 
 from autellix_backend.core.arrival import Arrival
 from autellix_backend.core.boost import work_of
@@ -139,6 +140,18 @@ def test_a_call_names_programs_that_have_ended(tracker: CallTracker) -> None:
     tracker.arrive("b", replace(identity(), ended=("old", "unknown", "p")), 2.0)
     assert "old" not in tracker.machine.table
     assert "p" in tracker.machine.table
+
+
+def test_gateways_end_programs_between_calls(tracker: CallTracker) -> None:
+    tracker.take_ends(0.0)
+    tracker.arrive("a", identity(program_id="old"), 0.0)
+    tracker.close("a", 1.0, **DONE)
+    with serving(free_address()) as server:
+        tracker.reports = server
+        server._ends.extend(("old", "unknown"))
+        tracker.take_ends(2.0)
+        tracker.reports = None
+    assert "old" not in tracker.machine.table
 
 
 def test_an_anonymous_request_leaves_no_program(tracker: CallTracker) -> None:

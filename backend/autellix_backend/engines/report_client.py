@@ -25,8 +25,10 @@ from zmq.utils.monitor import parse_monitor_message
 from autellix_backend.reports.decoding import ReportError
 from autellix_backend.reports.link import (
     END_OF_TOPIC,
+    END_TOPIC,
     FACTS_TOPIC,
     IPC,
+    MAX_UPSTREAM_BYTES,
     SNAPSHOT_TOPIC,
     EngineFacts,
     OtherProtocolError,
@@ -44,6 +46,7 @@ EVENTS = (
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 )
+SUBSCRIBE = b"\1"
 OPTIONS = {
     # Messages that wait for the event loop; an engine that sends more waits, and then drops its own.
     zmq.RCVHWM: 16_384,
@@ -164,6 +167,17 @@ class ReportClient:
                 logger.warning("report port %s: %s", endpoint, error)
         self._next_round = loop.call_soon(self._read)
 
+    def end_program(self, program_id: str) -> None:
+        """Let the engine know that a program has ended, if it is connected; never blocks."""
+        frame = END_TOPIC + END_OF_TOPIC + program_id.encode(errors="replace")
+        if self._context is None or not self.is_up or len(frame) > MAX_UPSTREAM_BYTES:
+            return
+        with contextlib.suppress(zmq.ZMQError):
+            self._socket.send(frame, zmq.NOBLOCK)
+        # Sending may use up what the descriptor shows of new messages.
+        self._next_round.cancel()
+        self._next_round = asyncio.get_running_loop().call_soon(self._read)
+
     async def close(self) -> None:
         """Disconnect. May be called twice."""
         self._disconnect()
@@ -179,7 +193,8 @@ class ReportClient:
         context.destroy(linger=0)
 
     def _make_socket(self) -> Any:
-        socket: Any = self._context.socket(zmq.SUB)
+        # Unlike SUB, it can also send.
+        socket: Any = self._context.socket(zmq.XSUB)
         if self._secret is not None and not self.is_local:
             public, private = zmq.curve_keypair()
             socket.setsockopt(zmq.CURVE_PUBLICKEY, public)
@@ -189,7 +204,7 @@ class ReportClient:
         for option, value in OPTIONS.items():
             socket.setsockopt(option, value)
         for topic in self._topics:
-            socket.subscribe(topic + END_OF_TOPIC)
+            socket.send(SUBSCRIBE + topic + END_OF_TOPIC)
         return socket
 
     def _read(self) -> None:

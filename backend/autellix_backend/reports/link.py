@@ -1,7 +1,8 @@
 """The messages of a report link: the ZeroMQ connection of a gateway to an engine with our scheduler.
 
 The engine publishes and gateways subscribe: each to the engine's facts, to its snapshots, and to the reports
-of its own calls. A message is one frame: its topic, a zero byte, and its content.
+of its own calls. A message is one frame: its topic, a zero byte, and its content. A gateway sends the ends of
+programs the other way, each as soon as it happens; they go with later calls as well, as frames may be lost.
 
 Both sides name the protocol that they speak. Fields may be added to a message within one protocol, with a
 default: each side ignores what it does not know. Anything else makes a new protocol, and a gateway reads
@@ -28,6 +29,10 @@ PROTOCOL = 2
 
 FACTS_TOPIC = b"facts"
 SNAPSHOT_TOPIC = b"snapshot"
+END_TOPIC = b"end"
+"""Of a message to the engine, whose content is the id of a program that has ended."""
+MAX_UPSTREAM_BYTES = 4096
+"""The longest frame that an engine reads; a longer one ends the connection."""
 END_OF_TOPIC = b"\0"
 """Ends a topic, so that none is the start of another."""
 IPC = "ipc://"

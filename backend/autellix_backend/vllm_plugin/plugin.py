@@ -119,6 +119,7 @@ class SchedulerPlugin:
 
     def make_room(self, now: float, *, is_throttled: bool = False) -> None:
         """Preempt the requests whose slots or blocks others should have, unless vLLM begins no prefill."""
+        self.tracker.take_ends(now)
         is_holding = self.engine.holds_prefills(is_throttled=is_throttled)
         for victim in self.decisions.decide(now, is_holding=is_holding):
             self.engine.preempt(victim, self._clock())

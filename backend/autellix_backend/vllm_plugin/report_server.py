@@ -22,8 +22,10 @@ from zmq.utils.monitor import parse_monitor_message
 
 from autellix_backend.reports.link import (
     END_OF_TOPIC,
+    END_TOPIC,
     FACTS_TOPIC,
     IPC,
+    MAX_UPSTREAM_BYTES,
     SNAPSHOT_TOPIC,
     EngineFacts,
     link_key,
@@ -34,7 +36,8 @@ MAX_PENDING = 65_536
 """Messages that wait for the thread."""
 MAX_UNSENT = 4_096
 """Messages that wait for one gateway."""
-MAX_SUBSCRIPTION_BYTES = 4096
+MAX_ENDS = 4_096
+"""Ends of programs that wait for the engine's loop; it learns of those before with later calls."""
 LINGER_MS = 500
 """How long the last reports may take once the engine ends."""
 FACTS_PERIOD_MS = 1_000
@@ -43,7 +46,7 @@ JOIN_S = 3.0
 MAX_ROUND = 1_000
 """Messages of one kind that are read in a row."""
 OPTIONS = {
-    zmq.MAXMSGSIZE: MAX_SUBSCRIPTION_BYTES,
+    zmq.MAXMSGSIZE: MAX_UPSTREAM_BYTES,
     zmq.SNDHWM: MAX_UNSENT,
     # Every gateway that subscribes is told the facts.
     zmq.XPUB_VERBOSE: 1,
@@ -76,6 +79,7 @@ class ReportServer:
         self._facts = facts
         self._pending: deque[tuple[bytes, bytes]] = deque()
         self._topics: set[bytes] = set()
+        self._ends: deque[str] = deque(maxlen=MAX_ENDS)
         self.dropped_records = 0
         """The messages that could not be sent so far."""
         self._complaints: dict[str, float] = {}
@@ -111,6 +115,11 @@ class ReportServer:
     def broadcast(self, snapshot: bytes) -> None:
         """Send a snapshot to all gateways soon. Never blocks: drops if too many wait."""
         self._put(SNAPSHOT_TOPIC, snapshot)
+
+    def take_ends(self) -> Iterator[str]:
+        """Yield the programs that gateways have ended since the last time."""
+        while self._ends:
+            yield self._ends.popleft()
 
     def close(self) -> None:
         """Send what waits, within a bound, and stop listening. May be called twice."""
@@ -158,7 +167,7 @@ class ReportServer:
                     os.eventfd_read(self._wakeup)
                 self.is_listening = self.is_listening or self._listen()
                 self._read_refusals()
-                if self._read_subscriptions() or time.monotonic() - told_s >= FACTS_PERIOD_MS / 1000:
+                if self._read_gateways() or time.monotonic() - told_s >= FACTS_PERIOD_MS / 1000:
                     self._transmit(FACTS_TOPIC, self._facts().to_bytes())
                     told_s = time.monotonic()
                 self._deliver()
@@ -174,15 +183,18 @@ class ReportServer:
             self._socket.close(LINGER_MS)
             self._context.term()
 
-    def _read_subscriptions(self) -> bool:
-        """Note who subscribes to what; return whether somebody is new."""
+    def _read_gateways(self) -> bool:
+        """Note who subscribes to what, and which programs have ended; return whether somebody is new."""
         is_new = False
         for [frame] in self._receive(self._socket):
+            topic, _, content = frame.partition(END_OF_TOPIC)
             if frame[:1] == b"\1":
                 self._topics.add(frame[1:])
                 is_new = True
-            else:
+            elif frame[:1] == b"\0":
                 self._topics.discard(frame[1:])
+            elif topic == END_TOPIC:
+                self._ends.append(content.decode(errors="replace"))
         return is_new
 
     def _deliver(self) -> None:

@@ -152,6 +152,11 @@ class CallTracker:
             identity=identity, arrival_step=self.step, runs=CallRuns(arrival_s=now)
         )
 
+    def take_ends(self, now: float) -> None:
+        """End the programs that gateways have ended meanwhile: they free their memory for those that wait."""
+        for program_id in self.reports.take_ends() if self.reports is not None else ():
+            self._end(program_id, now)
+
     def lose_contexts(self) -> None:
         """Note that the prefix cache was reset: the next call of a program finds nothing there."""
         self.machine.admission.lose_contexts()

@@ -8,7 +8,8 @@ from autellix_backend.gateway.engines.ended import MAX_ENDED, EndedPrograms
 def test_an_end_goes_with_calls_until_the_engine_has_it() -> None:
     ended = EndedPrograms()
     assert ended.on_sent("p") == ()
-    ended.on_program_ended("p")
+    assert ended.on_program_ended("p")
+    assert not ended.on_program_ended("p")
     assert ended.on_sent("q") == ("p",)
     assert ended.on_sent("r") == ("p",), "whether the call before arrived is not known yet"
     ended.on_received(("p",))

@@ -108,6 +108,18 @@ async def test_snapshots_show_where_calls_are() -> None:
         await asyncio.gather(task, return_exceptions=True)
 
 
+async def test_an_engine_learns_of_an_end_at_once() -> None:
+    """Its memory is free before another call comes."""
+    async with engine_of_others() as engine, gateway(engine) as rig:
+        await rig.reports("up")
+        await rig.chat()
+        async with rig.client.delete(rig.url + "/autellix/v1/programs/p") as response:
+            assert response.status < 300
+        assert engine.report_server is not None
+        ends = engine.report_server.take_ends
+        await until(lambda: next(ends(), None) == "p")
+
+
 async def test_what_is_active_is_said_in_one_line() -> None:
     async with engine_of_others(policy="plas") as engine, gateway(engine) as rig:
         await rig.reports("up")

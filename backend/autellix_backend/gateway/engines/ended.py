@@ -11,7 +11,8 @@ MAX_ENDED = 256
 class EndedPrograms:
     """The programs that had calls at one engine and have ended since it last received a call.
 
-    Ends go with calls, and once more if it is not certain that they arrived: a repeated end does no harm.
+    Ends go with calls, and once more if it is not certain that they arrived: a repeated end does no harm. An
+    engine with a report link gets them at once too.
     """
 
     def __init__(self) -> None:
@@ -33,13 +34,15 @@ class EndedPrograms:
         """Note that the engine has a call which ends its program."""
         self._live.discard(program_id)
 
-    def on_program_ended(self, program_id: str) -> None:
-        """Keep the end of a program if the engine knows the program."""
-        if program_id in self._live:
-            self._live.remove(program_id)
-            self._ended[program_id] = None
-            if len(self._ended) > MAX_ENDED:
-                del self._ended[next(iter(self._ended))]
+    def on_program_ended(self, program_id: str) -> bool:
+        """Keep the end of a program if the engine knows the program; return whether it does."""
+        if program_id not in self._live:
+            return False
+        self._live.remove(program_id)
+        self._ended[program_id] = None
+        if len(self._ended) > MAX_ENDED:
+            del self._ended[next(iter(self._ended))]
+        return True
 
     def clear(self) -> None:
         """Forget everything: the engine was restarted."""

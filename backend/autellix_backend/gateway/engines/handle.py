@@ -278,8 +278,9 @@ class EngineHandle:
         self.queue.limit(self.in_flight.calls)
 
     def on_program_ended(self, program_id: str) -> None:
-        """Free what is kept for a program here, and in the engine with the next call that it gets."""
-        self.ended.on_program_ended(program_id)
+        """Free what is kept for a program here and in the engine."""
+        if self.ended.on_program_ended(program_id):
+            self.link.end_program(program_id)
         self.queue.on_program_ended(program_id)
 
     @property
