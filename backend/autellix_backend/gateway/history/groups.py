@@ -35,7 +35,7 @@ class Straggler:
 
 
 @dataclass(slots=True, eq=False)
-class _Group:
+class _GroupTimes:
     living: dict[str, PastProgram] = field(default_factory=dict)
     """Those of its programs that are no stragglers yet."""
     stragglers: set[str] = field(default_factory=set)
@@ -66,7 +66,7 @@ class ProgramGroups:
             max_groups: How many are kept.
         """
         self._living = living
-        self._groups: RecentMap[str, _Group] = RecentMap(ttl_s=ttl_s, max_entries=max_groups)
+        self._groups: RecentMap[str, _GroupTimes] = RecentMap(ttl_s=ttl_s, max_entries=max_groups)
 
     def __len__(self) -> int:
         return len(self._groups)
@@ -81,7 +81,7 @@ class ProgramGroups:
         program = self._living(call.start.program_id)
         if program is None or program.group is None:
             return
-        group = self._find(program) or _Group()
+        group = self._find(program) or _GroupTimes()
         if program.program_id not in group.stragglers:
             group.living[program.program_id] = program
         self._groups.put(program.tenant, program.group, group, call.began_s)
@@ -112,7 +112,7 @@ class ProgramGroups:
                 found.append(_straggler(program, now, median_s))
         return found
 
-    def _find(self, program: PastProgram) -> _Group | None:
+    def _find(self, program: PastProgram) -> _GroupTimes | None:
         return None if program.group is None else self._groups.get(program.tenant, program.group)
 
 
