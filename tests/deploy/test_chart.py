@@ -302,10 +302,26 @@ def test_engines_scale_by_their_saturation() -> None:
     assert scaled["scaleTargetRef"]["name"] == the(manifests, "StatefulSet", "engine")["metadata"]["name"]
     assert (scaled["minReplicaCount"], scaled["maxReplicaCount"]) == (2, 8)
     [trigger] = scaled["triggers"]
-    assert trigger["metadata"]["threshold"] == "0.8"
+    assert trigger["metadata"]["threshold"] == "0.65"
     assert set(re.findall(r"autellix_\w+", trigger["metadata"]["query"])) == {"autellix_engine_saturation"}
     # Gateways know the addresses of all that there may be, and wait for those.
     assert len(variables(manifests, "gateway")["AUTELLIX_ENGINE_URLS"].split()) == 8
+
+
+def test_engines_scale_by_an_external_metric_without_keda() -> None:
+    manifests = render(
+        {"engine": {"autoscaling": {"enabled": True, "externalMetric": "autellix_saturation"}}}
+    )
+    assert "replicas" not in the(manifests, "StatefulSet", "engine")["spec"]
+    assert "ScaledObject" not in kinds(manifests)
+    scaler = the(manifests, "HorizontalPodAutoscaler")
+    [metric] = scaler["spec"]["metrics"]
+    assert metric["external"]["metric"]["name"] == "autellix_saturation"
+    assert metric["external"]["target"] == {"type": "AverageValue", "averageValue": "0.65"}
+    assert len(variables(manifests, "gateway")["AUTELLIX_ENGINE_URLS"].split()) == 8
+    validator = pytest.importorskip("kubernetes_validate")
+    for version in KUBERNETES:
+        validator.validate(scaler, version, strict=True)
 
 
 def test_the_chart_works_with_running_engines_only() -> None:
