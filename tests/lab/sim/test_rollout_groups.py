@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,7 @@ BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 def study(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return the benchmark's module."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    import rollout_groups
-
-    return rollout_groups
+    return importlib.import_module("rollout_groups")
 
 
 def test_the_rollouts_of_a_group_share_a_prompt_of_their_own(study: Any) -> None:
