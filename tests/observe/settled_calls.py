@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from autellix_backend.core.priority import Priority
 from autellix_backend.observe.settled_call import Outcome, SettledCall
 from autellix_backend.reports.receipt import Receipt
 from autellix_backend.stores.base import CallStart
@@ -22,6 +23,7 @@ def settled_call(**fields: Any) -> SettledCall:
         "thread_id": "1",
         "thread_name": None,
         "flags": (),
+        "priority": Priority.DEFAULT,
         "parents": ("a", "b"),
         "interceptions": (("search", 0.5),),
     }

@@ -10,6 +10,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from tests.observe.settled_calls import settled_call
 
+from autellix_backend.core.priority import Priority
 from autellix_backend.observe.metric_factory import MetricFactory
 from autellix_backend.observe.metrics import (
     MAX_MODELS,
@@ -52,6 +53,13 @@ def test_waiting_is_counted_by_its_reason() -> None:
     for reason, seconds in (("inactive", 0.5), ("slot", 0.25)):
         labels = {"engine": "replica-0", "reason": reason}
         assert registry.get_sample_value("autellix_wait_seconds_total", labels) == seconds
+
+
+def test_waiting_is_counted_by_priority() -> None:
+    for priority in Priority:
+        labels = {"priority": priority.value}
+        registry = counted(priority=priority)
+        assert registry.get_sample_value("autellix_priority_wait_seconds_sum", labels) == 0.25
 
 
 def output_token_s(**fields: Any) -> float | None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from autellix_backend.core.arrival import Arrival
+from autellix_backend.core.priority import Priority
 from autellix_backend.vllm_plugin.identity import MAX_ENDED, MAX_ID_LENGTH, CallIdentity, read_identity
 
 
@@ -24,6 +25,7 @@ def test_reads_what_the_gateway_sends() -> None:
         "autellix_spread": 1.25,
         "autellix_class": "agent",
         "autellix_group": "g17",
+        "autellix_priority": "batch",
         "autellix_ended": '["a", "b"]',
         "autellix_gateway": "g",
     }
@@ -38,6 +40,7 @@ def test_reads_what_the_gateway_sends() -> None:
         work=1000.0,
         class_name="agent",
         group="g17",
+        priority=Priority.BATCH,
     )
     expected = CallIdentity(call_id="c", arrival=arrival, gateway="g", spread=1.25, ended=("a", "b"))
     assert expected == read_identity("r", args, "session")
@@ -135,3 +138,9 @@ def test_an_invalid_weight_is_the_default(value: Any) -> None:
 def test_extra_args_of_another_kind_are_ignored(extra_args: Any) -> None:
     """Whatever is no mapping says nothing."""
     assert read_identity("r", extra_args, None).program_id == "r"
+
+
+@pytest.mark.parametrize("value", ["urgent", "BATCH", "", 1, -1, None, True, [], {}, math.nan])
+def test_an_unknown_priority_is_the_default_one(value: Any) -> None:
+    """Nothing that a request states can fail the engine."""
+    assert read_identity("r", {"autellix_priority": value}, None).arrival.priority is Priority.DEFAULT

@@ -32,7 +32,14 @@ _STATE_STYLES = {
     ProgramState.WAITING_FOR_MEMORY: "yellow",
     ProgramState.WAITING_FOR_SLOT: "yellow",
 }
-_OF_ENDED = {"level": None, "ratio": None, "active_calls": 0, "kv_share": None, "state_s": None}
+_OF_ENDED = {
+    "level": None,
+    "ratio": None,
+    "active_calls": 0,
+    "kv_share": None,
+    "state_s": None,
+    "priority": None,
+}
 """The cells of an ended program whose values are not known."""
 
 
@@ -134,6 +141,7 @@ _WIDE_COLUMNS: Columns = {
     "TOKENS IN/OUT": lambda program: f"{program['prompt_tokens']}/{program['output_tokens']}",
     "IN STATE": _time("state_s"),
     "GROUP": _group,
+    "PRIORITY": _text("priority"),
     "ENGINE": lambda program: ",".join(program["engines"]) or "-",
 }
 _ENGINE_COLUMNS: Columns = {

@@ -6,6 +6,8 @@ import math
 from collections.abc import Hashable, Sequence
 from dataclasses import KW_ONLY, dataclass
 
+from autellix_backend.core.priority import Priority
+
 
 @dataclass(frozen=True, slots=True)
 class Context:
@@ -54,6 +56,8 @@ class Arrival:
     """The group of its program, by its name within the tenant; empty without one."""
     class_name: str = ""
     """The class of its program: programs of one class have similar gaps between calls."""
+    priority: Priority = Priority.DEFAULT
+    """The priority of its program from here on."""
     context: Context | None = None
     """The KV memory that it needs, for admission; None counts as nothing."""
     is_pinned: bool = False

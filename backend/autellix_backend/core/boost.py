@@ -3,7 +3,7 @@
 The gamma-Boost of Yu and Scully ("Strongly Tail-Optimal Scheduling in the Light-Tailed M/G/1",
 arXiv 2404.08826), with the known work of a program in the place of its unknown size:
 
-    key = arrival + g * ln(1 - exp(-s / g))
+    key = arrival - head start of its priority + g * ln(1 - exp(-s / g))
 
 The known work is that of its finished calls and of its prompts that wait; s is the engine time (s) that it
 takes. The strength g (s) is a share of the programs' mean response time. Where all programs have about the
@@ -88,7 +88,7 @@ class ProgramBoost:
 
     def key_s(self, program: Program) -> float:
         """Return the time (s) at which the program counts as having arrived."""
-        arrival_s = program.created_s
+        arrival_s = program.created_s - program.priority.head_start_s
         if program.group is not None:
             arrival_s -= self._statistics.response_s * program.group.ended_share
         strength_s, token_s = self._strengths.get(program.tenant, _NO_STRENGTH)

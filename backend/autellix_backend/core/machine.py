@@ -511,3 +511,4 @@ def _update(program: Program, arrival: Arrival, now: float) -> None:
         program.created_s = min(program.created_s, now - arrival.age_s)
     program.expected_work = arrival.expected_work
     program.class_name = arrival.class_name
+    program.priority = arrival.priority

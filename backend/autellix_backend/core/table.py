@@ -9,6 +9,7 @@ from itertools import islice
 from typing import ClassVar, Protocol
 
 from autellix_backend.core.errors import DuplicateCallError, UnknownProgramError
+from autellix_backend.core.priority import Priority
 from autellix_backend.core.statistics import ProgramStatistics
 
 
@@ -63,6 +64,8 @@ class Program:
     class_name: str = ""
     group: ProgramGroup | None = None
     """That of its first call with one."""
+    priority: Priority = Priority.DEFAULT
+    """That of its latest call."""
     path_ends_s: dict[str, float] = field(default_factory=dict)
     """p(c) + t of each completed call (eq. 2), kept for policies that read parents."""
     active_calls: dict[str, str] = field(default_factory=dict)

@@ -18,7 +18,8 @@ make up in later batches for what one batch cannot split. Three rules complete i
 3. A tenant without calls is forgotten once it is behind by a slice. An unknown tenant starts at the engine's
    virtual time.
 
-Within one tenant the order is the policy's, and with one tenant there is no other order.
+Within one tenant the order is the policy's, and with one tenant there is no other order. Equal tags of two
+tenants are ordered by level and arrival.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ from dataclasses import dataclass
 from autellix_backend.core.call import Call
 from autellix_backend.core.queues.base import Queue
 
-_Tagged = tuple[float, int, float, int, Call]
-_Entry = tuple[float, int, float, int, Call | None, Iterator[_Tagged]]
+_Tagged = tuple[float, int, int, Call]
+_Entry = tuple[float, int, int, Call | None, Iterator[_Tagged]]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -145,7 +146,7 @@ class TenantShares:
         """Merge the walks of the tenants; one begins only when its first call may be the next of all."""
         heap: list[_Entry] = [
             # Of level 0, so that it precedes an equal tag.
-            (self._least_tag_s(share), 0, 0.0, number, None, self._tagged(share, admissible))
+            (self._least_tag_s(share), 0, number, None, self._tagged(share, admissible))
             for number, share in enumerate(self._shares.values())
         ]
         heapq.heapify(heap)
@@ -175,7 +176,8 @@ class TenantShares:
                 tag_s = -math.inf
             else:
                 tag_s = start_s + (position - 1) * step_s
-            yield tag_s, call.level, call.key, call.seq, call
+            # Without the key, in which a tenant could state that its programs are urgent.
+            yield tag_s, call.level, call.seq, call
 
     def _floor_s(self, share: TenantShare) -> float:
         """Return the least virtual time at which the tenant begins to wait."""

@@ -67,6 +67,9 @@ class CallMetrics:
         self._wait_s = make.latency(
             "engine_wait_seconds", "Waiting of a call in its engine's queues, by its last level.", "level"
         )
+        self._priority_wait_s = make.latency(
+            "priority_wait_seconds", "Waiting of a call, by the priority of its program.", "priority"
+        )
         self._first_token_s = make.latency(
             "time_to_first_token_seconds", "Arrival of a streamed call to its first bytes.", "engine", "model"
         )
@@ -89,6 +92,7 @@ class CallMetrics:
         series(self._service_s, engine).inc(receipt.service_s)
         series(self._total_wait_s, engine, "inactive").inc(receipt.inactive_s)
         series(self._total_wait_s, engine, "slot").inc(max(0.0, receipt.wait_s - receipt.inactive_s))
+        series(self._priority_wait_s, call.start.priority.value).observe(receipt.wait_s)
         _add(series(self._preemptions, engine), receipt.preemptions)
         if call.tenant:
             series(self._tenant_calls, call.tenant, call.outcome).inc()

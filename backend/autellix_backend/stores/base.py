@@ -14,6 +14,7 @@ import msgspec
 
 from autellix_backend.core.boost import work_of
 from autellix_backend.core.estimate import Hint
+from autellix_backend.core.priority import Priority
 
 CLASS_SEPARATOR = "/"
 """Between tenant and name in the id of a class; no tenant's name holds it."""
@@ -44,6 +45,8 @@ class CallStart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     group: str | None = None
     hint: Hint | None = None
     """What the client expects its program to need from this call on."""
+    priority: Priority = Priority.DEFAULT
+    """How urgent its program is to its tenant."""
     flags: tuple[str, ...] = ()
     """Remarks on its identity (`autellix_wire.flags`)."""
     interceptions: tuple[tuple[str, float], ...] = ()

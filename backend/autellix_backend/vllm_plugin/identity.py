@@ -10,6 +10,7 @@ from typing import Annotated
 import msgspec
 
 from autellix_backend.core.arrival import Arrival
+from autellix_backend.core.priority import Priority
 from autellix_backend.reports.request_ids import args_in
 from autellix_wire import engine_args
 
@@ -20,6 +21,7 @@ MAX_ENDED = 256
 DEFAULT_THREAD = "0"
 DEFAULT_WEIGHT = 1.0
 _WEIGHT_LIMIT = 1e6
+_PRIORITIES = frozenset(Priority)
 _Id = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_ID_LENGTH)]
 _ended_ids: msgspec.json.Decoder[tuple[str, ...]] = msgspec.json.Decoder(
     Annotated[tuple[_Id, ...], msgspec.Meta(max_length=MAX_ENDED)]
@@ -73,6 +75,7 @@ def read_identity(request_id: str, extra_args: object, session_id: object) -> Ca
         work=_amount(args.get(engine_args.WORK)),
         class_name=_identifier(args.get(engine_args.CLASS)) or "",
         group=_identifier(args.get(engine_args.GROUP)) or "",
+        priority=_priority(args.get(engine_args.PRIORITY)),
     )
     return CallIdentity(
         call_id=_identifier(args.get(engine_args.CALL)) or request_id,
@@ -97,6 +100,11 @@ def _ended(value: object) -> tuple[str, ...]:
         return _ended_ids.decode(value)
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
         return ()
+
+
+def _priority(value: object) -> Priority:
+    # Not by a look into the values, which would hash what a client sends.
+    return Priority(value) if isinstance(value, str) and value in _PRIORITIES else Priority.DEFAULT
 
 
 def _weight(value: object) -> float:

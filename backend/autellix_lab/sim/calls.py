@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, InitVar, dataclass, field
 
 from autellix_backend.core.call import Call, CallRecord
+from autellix_backend.core.priority import Priority
 from autellix_lab.sim.kv import Segment
 from autellix_lab.workload.prefixes import SystemPrefix
 from autellix_lab.workload.trace import CallTrace
@@ -29,6 +30,7 @@ class EngineCall:
     prefix: InitVar[SystemPrefix | None] = None
     class_name: str = ""
     group: str = ""
+    priority: Priority = Priority.DEFAULT
     expected_s: float | None = None
     expected_work: float | None = None
     base: EngineCall | None = None

@@ -209,6 +209,7 @@ class SimEngine:
                     expected_work=call.expected_work,
                     class_name=call.class_name,
                     group=call.group,
+                    priority=call.priority,
                     context=Context(
                         call.prompt_tokens,
                         call.shared_tokens // block_tokens * block_tokens,

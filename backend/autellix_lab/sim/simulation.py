@@ -9,8 +9,8 @@ from __future__ import annotations
 import heapq
 import math
 import random
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from itertools import islice
 
 from autellix_backend.core.balance import (
@@ -24,6 +24,7 @@ from autellix_backend.core.balance.memory import MemoryReport, memory_of
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.estimate import Hint, SizeEstimator
 from autellix_backend.core.policies import make_policy
+from autellix_backend.core.priority import Priority
 from autellix_backend.core.table import ProcessTable
 from autellix_lab.sim.baselines import BASELINE_NAMES, make_baseline
 from autellix_lab.sim.calls import EngineCall
@@ -58,6 +59,8 @@ class SimSettings:
     threshold_tokens: int = 2048
     report_s: float = 0.5
     """Age from which an engine's report on its memory is replaced, as live ones report twice a second."""
+    priorities: Mapping[str, Priority] = field(default_factory=dict)
+    """The priority of programs by their source; that of others is the default one."""
     shares_prefixes: bool = True
     """Whether programs of one class find each other's system prefix in the cache, as in vLLM.
 
@@ -324,6 +327,7 @@ class _Simulation:
             prefix=program.prefix,
             class_name=program.trace.source,
             group=program.trace.group if self._settings.has_groups else "",
+            priority=self._settings.priorities.get(program.trace.source, Priority.DEFAULT),
             expected_s=self._expect(program, trace),
             expected_work=program.work if self._settings.knows_sizes else None,
         )

@@ -275,6 +275,8 @@ def _make_headers(account: Account, *, is_call: bool) -> tuple[dict[str, str], C
         headers[names.PROGRAM_NAME] = program.name
     if program.group is not None:
         headers[names.GROUP] = program.group
+    if program.priority is not None:
+        headers[names.PRIORITY] = program.priority
     # This one is checked here, because users may rename tasks and threads at any time.
     thread_name = thread.thread_name
     if thread_name and (thread_name := quote_name(thread_name)):

@@ -47,6 +47,7 @@ class ClientProgram:
         """What the programs of the same task have in common."""
         self.expected_calls: int | None = None
         self.expected_tokens: int | None = None
+        self.priority: str | None = None
         self._reset()
 
     def _reset(self) -> None:

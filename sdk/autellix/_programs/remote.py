@@ -28,7 +28,16 @@ RESULT_ATTRIBUTE = "_autellix_result"
 class RemoteContext:
     """The propagation context of work in another process; unpickling it imports the client there."""
 
-    __slots__ = ("foreign_ids", "frontier", "group", "is_implicit", "name", "program_id", "session_id")
+    __slots__ = (
+        "foreign_ids",
+        "frontier",
+        "group",
+        "is_implicit",
+        "name",
+        "priority",
+        "program_id",
+        "session_id",
+    )
 
     def __init__(
         self,
@@ -39,6 +48,7 @@ class RemoteContext:
         *,
         is_implicit: bool,
         group: str | None = None,
+        priority: str | None = None,
         foreign_ids: tuple[str, ...] = (),
     ) -> None:
         self.program_id = program_id
@@ -47,6 +57,7 @@ class RemoteContext:
         self.session_id = session_id
         self.frontier = frontier
         self.is_implicit = is_implicit
+        self.priority = priority
         self.foreign_ids = foreign_ids
         """Programs that the sender has open by an id: a process that opens one of them does not end it."""
 
@@ -142,6 +153,7 @@ def context_of(thread: ProgramThread) -> RemoteContext:
         thread.branch_frontier(),
         is_implicit=program.is_implicit,
         group=program.group,
+        priority=program.priority,
         foreign_ids=programs.chosen_ids(),
     )
 
@@ -158,6 +170,7 @@ def enter_remote(context: RemoteContext) -> ProgramThread:
     programs.leave_to_others(context.foreign_ids)
     program = programs.open_remote(context.program_id, context.name, is_implicit=context.is_implicit)
     program.group = context.group or program.group
+    program.priority = context.priority or program.priority
     session = None
     if context.session_id is not None:
         # The process that opened the session ends it.

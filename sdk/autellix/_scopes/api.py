@@ -27,6 +27,7 @@ def program(
     group: str | None = None,
     expected_calls: int | None = None,
     expected_tokens: int | None = None,
+    priority: str | None = None,
     ends: bool = True,
 ) -> ProgramScope:
     """Mark calls as one program; use it in `with` or `async with`, or as a decorator of any kind of function.
@@ -38,16 +39,23 @@ def program(
             shows which of them takes longest.
         expected_calls: how many calls you expect, for the policy `hinted`; a rough number helps.
         expected_tokens: how many tokens you expect its calls to generate in all, for the same policy.
+        priority: how urgent it is beside your other programs: "interactive", "default" or "batch".
         ends: whether leaving its last scope ends it; False if another turn with the same id may follow, or if
             another process has opened it and passed the id here by a queue or a command line.
 
     Raises:
         TypeError: if the name, id or group is not text, as in a decorator without parentheses.
-        ValueError: if the id or group is not 1 to 256 printable ASCII characters, or an expectation is not a
-            whole number above zero.
+        ValueError: if the id or group is not 1 to 256 printable ASCII characters, an expectation is not a
+            whole number above zero, or the priority is not one of the three.
     """
     return ProgramScope(
-        name, id, group=group, expected_calls=expected_calls, expected_tokens=expected_tokens, ends=ends
+        name,
+        id,
+        group=group,
+        expected_calls=expected_calls,
+        expected_tokens=expected_tokens,
+        priority=priority,
+        ends=ends,
     )
 
 

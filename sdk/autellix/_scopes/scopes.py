@@ -11,6 +11,7 @@ from autellix._programs.thread import ProgramThread
 from autellix._scopes.scope import Scope
 from autellix._sessions.keeper import keeper
 from autellix_wire.ids import MAX_ID_BYTES, check_id
+from autellix_wire.priorities import PRIORITIES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ class ProgramScope(Scope):
         group: str | None = None,
         expected_calls: int | None = None,
         expected_tokens: int | None = None,
+        priority: str | None = None,
         ends: bool = True,
         is_implicit: bool = False,
     ) -> None:
@@ -43,6 +45,7 @@ class ProgramScope(Scope):
         self._group = None if group is None else check_id(_check_name(group, "program"), "group")
         self._expected_calls = _check_expected(expected_calls, "expected_calls")
         self._expected_tokens = _check_expected(expected_tokens, "expected_tokens")
+        self._priority = _check_priority(priority)
         self._ends = ends
         self._is_implicit = is_implicit
 
@@ -51,6 +54,7 @@ class ProgramScope(Scope):
         program.group = self._group or program.group
         program.expected_calls = self._expected_calls or program.expected_calls
         program.expected_tokens = self._expected_tokens or program.expected_tokens
+        program.priority = self._priority or program.priority
         program.is_implicit = self._is_implicit
         if previous is not None and previous.program is program:
             return previous.branch().nested_in(previous)
@@ -155,6 +159,12 @@ def _report_end(program: ClientProgram) -> None:
 def _check_expected(value: int | None, field: str) -> int | None:
     if value is not None and (type(value) is not int or value < 1):
         raise ValueError(f"{field} is {_shown(value)}; expected a whole number above zero")
+    return value
+
+
+def _check_priority(value: str | None) -> str | None:
+    if value is not None and not (isinstance(value, str) and value in PRIORITIES):
+        raise ValueError(f"priority is {_shown(value)}; expected one of {', '.join(PRIORITIES)}")
     return value
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from msgspec import structs
 from tests.gateway.snapshots import open_call, overview, program, snapshot, standing
 from tests.observe.settled_calls import settled_call
 
 from autellix_backend.core.config import SchedulerConfig
+from autellix_backend.core.priority import Priority
 from autellix_backend.gateway.explain.views import MAX_THREAD_NAMES, call_rows, critical_path_s, program_row
 from autellix_backend.gateway.tenancy.tenants import Tenant
 from autellix_backend.observe.states import ProgramState
@@ -48,6 +50,19 @@ def test_a_running_program_shows_its_best_level_and_its_share_of_the_blocks() ->
     assert (shown.engines, shown.threads, shown.kv_share) == (("replica-0",), 2, 0.25)
     assert shown.ratio == pytest.approx(2.0 / 1.4)
     assert shown.age_s == 30.0
+
+
+def test_a_program_has_the_priority_of_its_latest_call() -> None:
+    urgent = open_call("key-1")
+    urgent.start = structs.replace(urgent.start, priority=Priority.INTERACTIVE)
+    settled = [settled_call(priority=Priority.INTERACTIVE), settled_call(priority=Priority.BATCH)]
+
+    for calls, ended, expected in (
+        ((urgent,), settled, "interactive"),
+        ((), settled, "batch"),
+        ((), [], "default"),
+    ):
+        assert program_row(program(), overview(*calls), CONFIG, Tenant(), ended).priority == expected
 
 
 def test_the_wait_of_a_program_includes_that_of_its_open_calls() -> None:

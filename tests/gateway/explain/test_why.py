@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 from tests.gateway.engine_reports import report_of
 from tests.gateway.snapshots import NOW, open_call, overview, program, snapshot, standing
 from tests.observe.settled_calls import settled_call
 
 from autellix_backend.core.config import SchedulerConfig
+from autellix_backend.core.priority import Priority
 from autellix_backend.gateway.calls.call import GatewayCall
 from autellix_backend.gateway.explain.explanations import CallExplanation, ProgramAhead
 from autellix_backend.gateway.explain.overview import Overview
@@ -357,3 +359,46 @@ def test_the_boost_is_explained_as_a_head_start(
     told = why(overview(call, last=last), call, SchedulerConfig(policy="boost"))
 
     assert told.text.endswith(f" Its program arrived 12.0 s ago and has done 1,234 tokens of work{order}")
+
+
+def urgent_call(priority: str) -> GatewayCall:
+    inherited = Inherited(service_s=0.0, program_service_s=0.0, wait_s=0.0, age_s=7.0, work=100.0)
+    call = open_call("key-3", inherited=inherited)
+    call.start = structs.replace(call.start, priority=Priority(priority))
+    return call
+
+
+@pytest.mark.parametrize(
+    ("priority", "counted_age_s", "text"),
+    [
+        ("interactive", 616.4, "interactive: its program counts as having arrived 10 minutes earlier."),
+        (
+            "batch",
+            16.4 - 86400.0,
+            (
+                "batch: its program counts as having arrived 24 hours later, and it leaves KV memory to "
+                "other programs of its tenant."
+            ),
+        ),
+    ],
+)
+def test_a_priority_is_explained_beside_the_boost(priority: str, counted_age_s: float, text: str) -> None:
+    call = urgent_call(priority)
+    entry = standing("p", place=3, level=1, counted_age_s=counted_age_s)
+    last = snapshot(FAST, FAST_TOO, entry, boost=BoostSnapshot(3.0, 0.8, 4.0))
+    told = why(overview(call, last=last), call, SchedulerConfig(policy="boost"))
+
+    assert told.priority == priority
+    assert told.text.endswith(
+        f"Its priority is {text} Its program arrived 12.0 s ago and has done 100 tokens of work: a head "
+        "start of 4.7 s for little work."
+    )
+
+
+def test_a_priority_that_changes_nothing_is_explained_too() -> None:
+    call = urgent_call("batch")
+    told = why(overview(call, last=snapshot(FAST, FAST_TOO, MINE)), call)
+
+    assert "Its priority is batch: policy plas orders calls without it." in told.text
+    plain = open_call("key-3")
+    assert "priority" not in why(overview(plain, last=snapshot(FAST, FAST_TOO, MINE)), plain).text

@@ -69,6 +69,24 @@ async def test_forged_arguments_reach_no_engine(serve: Any, keys: dict[str, str]
         assert not {engine_args.ENDED, engine_args.LAST} & arguments.keys()
 
 
+@pytest.mark.parametrize(("body", "stated"), [({}, None), ({"service_tier": "flex"}, "batch")])
+async def test_a_call_tells_its_engine_its_priority_and_no_rank_inside_it(
+    serve: Any, keys: dict[str, str], tenants_file: Path, body: dict[str, str], stated: str | None
+) -> None:
+    async with serve(policy="boost", admission="auto", tenants_file=tenants_file) as rig:
+        await rig.chat(headers(keys, "red", "run"), **body)
+        assert told(rig).get(engine_args.PRIORITY) == stated
+        await rig.chat(headers(keys, "red", "run", **{"X-Autellix-Priority": "interactive"}), **body)
+        assert told(rig)[engine_args.PRIORITY] == "interactive"
+        await rig.chat(headers(keys, "red", "run"), priority=-9)
+        assert told(rig)[engine_args.PRIORITY] == "interactive"
+
+        sent = rig.engine.calls[-1].json
+        assert "priority" not in sent
+        answer = await rig.chat(headers(keys, "red", "run", **{"X-Autellix-Priority": "first"}))
+        assert answer["error"]["param"] == "X-Autellix-Priority"
+
+
 async def test_other_spellings_of_the_names_in_json_are_the_same_names(
     serve: Any, keys: dict[str, str], tenants_file: Path
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import threading
 from typing import TYPE_CHECKING, Any
 
 import openai
@@ -108,6 +109,24 @@ def test_a_group_is_an_id(value: str) -> None:
         autellix.program(group=value)
     with pytest.raises(TypeError, match="got a int"):
         autellix.program(group=17)  # type: ignore[arg-type]
+
+
+def test_a_priority_is_sent_with_every_call(sdk: None, backend: Recording) -> None:
+    """Work in other threads of the program has it too; other programs have none."""
+    with autellix.program("report", priority="batch"), make_client(backend) as client:
+        ask(client)
+        worker = threading.Thread(target=ask, args=(client,))
+        worker.start()
+        worker.join()
+        with autellix.program("question"):
+            ask(client)
+    assert [call.get("x-autellix-priority") for call in backend.calls] == ["batch", "batch", None]
+
+
+@pytest.mark.parametrize("value", ["", "urgent", "Batch", 1, True, [], b"batch"])
+def test_a_priority_is_one_of_three(value: Any) -> None:
+    with pytest.raises(ValueError, match=r"priority is .*; expected one of interactive, default, batch"):
+        autellix.program(priority=value)
 
 
 async def test_async_retries_keep_the_call_id(sdk: None, backend: Recording) -> None:

@@ -24,6 +24,9 @@ from autellix_backend.core.call import Call
 HOST_SHARE = 0.8
 """The share of host memory that the contexts of active and parked programs may fill before no other program
 is activated: the rest is for what they grow by. Simulated, 0.7 to 0.9 serve about as well."""
+BATCH_SHARE = 0.9
+"""The share of the capacity up to which programs of priority `batch` are activated: the rest is free at once
+for the others."""
 
 
 class EngineMemory:
@@ -70,7 +73,11 @@ class EngineMemory:
 
     def has_room(self, context: ProgramContext, beside: int = 0) -> bool:
         """Return whether a program fits beside the active ones and `beside` tokens more."""
-        return self.active.tokens + self.active.added_tokens(context) + beside <= self.capacity_tokens
+        return self.active.tokens + self.active.added_tokens(context) + beside <= self._limit_tokens(context)
+
+    def _limit_tokens(self, context: ProgramContext) -> float:
+        """Return what the contexts of active programs may fill once this program is active."""
+        return self.capacity_tokens * (BATCH_SHARE if context.gives_way else 1.0)
 
     def fits(self, context: ProgramContext) -> bool:
         """Whether a program that waits may be activated: it fits, or it would be the only one."""
@@ -80,7 +87,7 @@ class EngineMemory:
             return True
         leaving = self.leaving.tokens_beside(context) if self.leaving.tokens else 0
         # Most programs are refused without a look at their prefix.
-        is_too_large = self.active.tokens + context.own_tokens + leaving > self.capacity_tokens
+        is_too_large = self.active.tokens + context.own_tokens + leaving > self._limit_tokens(context)
         return not is_too_large and self.has_room(context, beside=leaving)
 
     @property

@@ -10,6 +10,7 @@ from operator import attrgetter, itemgetter
 
 from autellix_backend.core.admission.contexts import ProgramContexts
 from autellix_backend.core.call import Call
+from autellix_backend.core.priority import Priority
 from autellix_backend.core.table import Program
 
 
@@ -55,6 +56,15 @@ class ProgramContext:
     def rank(self) -> tuple[float, int]:
         """Its place in the order of activation; lower goes first."""
         return (self.key, self.number)
+
+    @property
+    def gives_way(self) -> bool:
+        """Whether it makes room for other programs of its tenant."""
+        return self.program.priority is Priority.BATCH
+
+    def overdue_s(self, now: float) -> float:
+        """Return how long it has waited beyond the time by which its priority lets others go first."""
+        return now - self.since_s + min(0.0, self.program.priority.head_start_s)
 
     @property
     def is_live(self) -> bool:
@@ -213,6 +223,10 @@ class InactivePrograms:
     def heads(self) -> list[ProgramContext]:
         """Return the first program of each tenant."""
         return [order[0][-1] for order in self._orders.values()]
+
+    def tenants(self) -> Collection[str]:
+        """Return the tenants with a program that waits."""
+        return self._orders.keys()
 
     def walk(self, tenant: str) -> Iterator[ProgramContext]:
         """Walk a tenant's programs in their present order; some may be removed meanwhile."""

@@ -5,7 +5,8 @@ No program starves. Among those of one tenant, with R the mean response time of 
 - Under `boost`, only programs that arrive within g * ln(1 / (1 - exp(-w / g))) seconds after a program go
   before it by their keys, g being the strength and w the seconds of the least work (see `core.boost`).
 - Once a program has waited for PATIENCE times R, none with a larger key is activated before it.
-- Once it has waited for STARVING times R, under any policy, none that has waited for less is.
+- Once it has waited for STARVING times R, under any policy, none that has waited for less is. For a program
+  of priority `batch` this time begins a day later.
 
 Active programs stay active while they fit: a waiting program needs memory that others leave, shrink out of,
 or leave idle for too long. As programs may call without a pause and never end, memory is also taken from
@@ -14,6 +15,9 @@ them, at most once in the time in which the engine prefills all of it:
 - A tenant with less than its share by weight takes it from those with more, after that time.
 - A program takes it from any other after STARVING times R, R being at most `idle_s` here, and after MAX_HOLDS
   times that time; then no other does until the prefills that this costs are RESCUE_SHARE of the time since.
+
+Programs of priority `batch` give theirs at once to others of their tenant that wait. Between tenants neither
+priorities nor keys decide: where their shares are equal, the program that came first does.
 """
 
 from __future__ import annotations
@@ -41,7 +45,7 @@ RESCUE_SHARE = 0.05
 MAX_PASSED = 64
 """The most programs that are passed over in one review, which bounds its cost."""
 
-_Candidate = tuple[float, float, int, ProgramContext]
+_Candidate = tuple[float, int, ProgramContext]
 
 
 class MemoryReview:
@@ -68,6 +72,7 @@ class MemoryReview:
             self._drop_idle(now)
             self._give_up_idle(now)
             self._put_starving_first(now)
+            self._make_way(now)
             self._activate(now)
             self._take_memory(now)
             self._break_standstill()
@@ -100,10 +105,10 @@ class MemoryReview:
         return gave
 
     def _to_deactivate(self, context: ProgramContext) -> _Candidate:
-        return (-self._memory.tenant_share(context), -context.key, -context.number, context)
+        return (-self._memory.tenant_share(context), -context.number, context)
 
     def _to_activate(self, context: ProgramContext) -> _Candidate:
-        return (self._memory.tenant_share(context), context.key, context.number, context)
+        return (self._memory.tenant_share(context), context.number, context)
 
     def _drop_idle(self, now: float) -> None:
         """Deactivate programs without a call for which others have waited long enough."""
@@ -128,13 +133,42 @@ class MemoryReview:
         for context in self._memory.inactive.contexts.values():
             if now - context.since_s <= limit_s:
                 break
-            if context.key > -math.inf:
+            if context.key > -math.inf and context.overdue_s(now) > limit_s:
                 self._memory.inactive.move(context, -math.inf)
+
+    def _make_way(self, now: float) -> None:
+        """Give the memory of `batch` programs, the worst first, to others of their tenant that wait.
+
+        The blocks of their running calls follow when these end. A tenant has no more memory after it.
+        """
+        memory = self._memory
+        batch: dict[str, list[ProgramContext]] = {}
+        for context in memory.active.contexts.values():
+            if context.gives_way and not context.is_paused:
+                batch.setdefault(context.tenant, []).append(context)
+        for tenant, giving in batch.items():
+            if tenant not in memory.inactive.tenants():
+                continue
+            giving.sort(key=attrgetter("rank"))
+            left, spare = sum(context.own_tokens for context in giving), 0
+            for context in memory.inactive.walk(tenant):
+                needed = memory.active.added_tokens(context)
+                if context.gives_way or needed > left + spare:
+                    break
+                if memory.has_room(context):
+                    continue
+                while spare < needed:
+                    gone = giving.pop()
+                    left, spare = left - gone.own_tokens, spare + gone.own_tokens
+                    memory.deactivate(gone, now)
+                spare -= needed
+                memory.make_host_room(context)
+                memory.activate(context)
 
     def _activate(self, now: float) -> None:
         """Activate what fits, in the order of keys and of the tenants' shares."""
         memory = self._memory
-        if memory.is_full:
+        if not memory.inactive or memory.is_full:
             return
         patience_s = PATIENCE * self._statistics.response_s
         candidates = [self._to_activate(context) for context in memory.inactive.heads()]
@@ -171,8 +205,9 @@ class MemoryReview:
         response_s = min(self._statistics.response_s, self._idle.longest_s)
         starving_s = max(MAX_HOLDS * hold_s, STARVING * response_s)
         waiting = memory.inactive.contexts.values()
-        # The first of a tenant has waited for longest.
-        longest = {context.tenant: context for context in reversed(waiting)}
+        # The last of a tenant has waited for longest.
+        by_wait = sorted(waiting, key=lambda context: (context.overdue_s(now), -context.number))
+        longest = {context.tenant: context for context in by_wait}
         weights = {
             context.tenant: context.weight for context in chain(memory.active.contexts.values(), waiting)
         }
@@ -180,7 +215,7 @@ class MemoryReview:
         for context in sorted(longest.values(), key=self._to_activate):
             waited_s = now - context.since_s
             share = memory.tenant_share(context) + context.needed_tokens / context.weight
-            is_starving = waited_s > starving_s and now >= self._next_rescue_s
+            is_starving = context.overdue_s(now) > starving_s and now >= self._next_rescue_s
             is_denied = waited_s > hold_s and share <= even_share and self._may_take_host(context)
             if is_starving or is_denied:
                 has_enough = partial(self._has_enough, context)
@@ -213,7 +248,9 @@ class MemoryReview:
         memory = self._memory
         while memory.inactive and not memory.active.is_live:
             parked = [context for context in memory.parked.contexts.values() if context.calls]
-            first = min(parked or memory.inactive.heads(), key=attrgetter("rank"))
+            oldest = min(parked or memory.inactive.heads(), key=attrgetter("number"))
+            own = [context for context in parked if context.tenant == oldest.tenant]
+            first = min(own or [oldest], key=attrgetter("rank"))
             idle = [context for context in memory.active.contexts.values() if not context.calls]
             for context in sorted(idle, key=attrgetter("since_s")):
                 if memory.has_room(first):

@@ -140,6 +140,7 @@ class GatewayCall(QueuedCall):
             work=inherited.work,
             group=start.group or "",
             class_name=class_name,
+            priority=self.identity.priority,
             context=Context(self.prompt_tokens, prefix=self.prefix or None),
         )
 
@@ -157,6 +158,7 @@ class GatewayCall(QueuedCall):
             name=identity.name,
             group=identity.group,
             hint=identity.hint,
+            priority=identity.priority,
             flags=identity.flags,
             interceptions=identity.interceptions,
             owner=identity.owner,

@@ -15,6 +15,7 @@ import msgspec
 
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.policies import make_policy
+from autellix_backend.core.priority import Priority
 from autellix_backend.engines.base import EngineKind
 from autellix_backend.gateway.calls.body import XARGS, CallBody
 from autellix_backend.gateway.calls.call import GatewayCall
@@ -110,6 +111,8 @@ class EngineArguments:
         args[engine_args.GATEWAY] = self._gateway_id
         if self._has_boost:
             args |= self._boost_args(call)
+        if self._has_classes and call.arrival.priority is not Priority.DEFAULT:
+            args[engine_args.PRIORITY] = call.arrival.priority.value
         if self._has_classes and call.arrival.class_name:
             args[engine_args.CLASS] = call.arrival.class_name
         if self._has_classes and ended:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from autellix_backend.core.priority import Priority
 from autellix_backend.observe.states import EnginePhase, ProgramState
 
 
@@ -43,6 +44,8 @@ class CallExplanation:
     """Attained service at which its queue level begins."""
     level_max_s: float | None = None
     """Attained service at which its queue level ends; None for the last."""
+    priority: str = Priority.DEFAULT
+    """How urgent it says that its program is."""
     inherited_service_s: float
     """Its program's attained service when it arrived, as the policy counts it."""
     service_s: float | None = None

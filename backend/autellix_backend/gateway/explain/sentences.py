@@ -8,6 +8,7 @@ from autellix_backend.core.balance import Placement
 from autellix_backend.core.boost import ONE_SIZE_SPREAD
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.policies import make_policy
+from autellix_backend.core.priority import Priority
 from autellix_backend.gateway.calls.call import GatewayCall
 from autellix_backend.gateway.engines.inactive import Inactive
 from autellix_backend.gateway.explain.explanations import CallExplanation, ProgramAhead
@@ -129,6 +130,22 @@ def running_text(explanation: CallExplanation, entry: CallSnapshot, config: Sche
         _preemption_text(explanation, config),
         _demotion_text(explanation, config),
     )
+
+
+def priority_text(priority: Priority, config: SchedulerConfig) -> str:
+    """Return what a priority changes for a call's program; empty for the default one."""
+    if priority is Priority.DEFAULT:
+        return ""
+    stated = f"Its priority is {priority}"
+    gives_way = priority is Priority.BATCH and config.has_admission
+    memory = "it leaves KV memory to other programs of its tenant" if gives_way else ""
+    if not make_policy(config.policy).boosts:
+        order = f"policy {config.policy} orders calls without it"
+    else:
+        minutes = priority.head_start_s / 60
+        when = f"{minutes:g} minutes earlier" if minutes > 0 else f"{-minutes / 60:g} hours later"
+        order = f"its program counts as having arrived {when}"
+    return f"{stated}: {order}{f', and {memory}' if memory else ''}."
 
 
 def boost_text(age_s: float, work: float, head_start_s: float | None, boost: BoostSnapshot) -> str:

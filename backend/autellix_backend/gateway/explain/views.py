@@ -9,6 +9,7 @@ from itertools import chain, islice
 
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.policies import make_policy
+from autellix_backend.core.priority import Priority
 from autellix_backend.gateway.calls.call import GatewayCall
 from autellix_backend.gateway.explain.overview import Overview
 from autellix_backend.gateway.tenancy.tenants import Tenant
@@ -39,6 +40,8 @@ class ProgramRow:
     """What it does in its engine; None elsewhere, or if that is not known."""
     tools: tuple[str, ...]
     """Between calls: the tools that its last answer asked for, which its client should be running."""
+    priority: str
+    """That of its latest call, as far as this gateway knows it."""
     session_ids: tuple[str, ...]
     flags: tuple[str, ...]
     engines: tuple[str, ...]
@@ -139,6 +142,7 @@ def program_row(
         state_s=place.state_s,
         phase=place.phase,
         tools=place.tools,
+        priority=_priority(calls, settled),
         session_ids=tuple(map(viewer.shown, view.session_ids)),
         flags=view.flags,
         engines=tuple(overview.engines_of(view.program_id)) or last_engine,
@@ -209,6 +213,11 @@ def critical_path_s(calls: Iterable[StoredCall]) -> float:
             start_s = max((ends.get(parent, 0.0) for parent in start.parents), default=0.0)
         ends[start.call_id] = last_of_thread[start.thread_id] = start_s + call.end.service_s
     return max(ends.values(), default=0.0)
+
+
+def _priority(calls: Sequence[GatewayCall], settled: Sequence[SettledCall]) -> Priority:
+    latest = calls[-1] if calls else settled[-1] if settled else None
+    return Priority.DEFAULT if latest is None else latest.start.priority
 
 
 def _level(view: ProgramView, entries: list[CallSnapshot], config: SchedulerConfig) -> int:

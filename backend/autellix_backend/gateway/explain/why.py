@@ -95,14 +95,16 @@ def explain_call(
         state_s=place.state_s,
         wait_s=place.wait_s,
         level=call.level,
+        priority=call.start.priority,
         inherited_service_s=call.entry_service_s,
     )
+    priority = sentences.priority_text(call.start.priority, config)
     if why_queued is not None:
-        return explanation
+        return replace(explanation, text=sentences.joined(explanation.text, priority))
     entry, snapshot = overview.in_engine(call), overview.rank_of(call)
     if entry is None or snapshot is None:
         engine = overview.engines.get(call.engine)
-        return replace(explanation, text=sentences.sent_text(call, engine, place))
+        return replace(explanation, text=sentences.joined(sentences.sent_text(call, engine, place), priority))
     low_s, high_s = level_bounds(config, entry.level) or (None, None)
     explanation = replace(
         explanation,
@@ -124,7 +126,8 @@ def explain_call(
     else:
         explanation = _with_obstacles(explanation, entry, snapshot, viewer)
         text = sentences.waiting_text(explanation, entry, snapshot, config)
-    return replace(explanation, text=sentences.joined(text, _boost_text(call, entry, snapshot, overview)))
+    boosted = _boost_text(call, entry, snapshot, overview)
+    return replace(explanation, text=sentences.joined(text, priority, boosted))
 
 
 def level_bounds(config: SchedulerConfig, level: int) -> tuple[float, float | None] | None:
@@ -154,7 +157,8 @@ def _boost_text(call: GatewayCall, entry: CallSnapshot, snapshot: EngineSnapshot
     if entry.counted_age_s is not None:
         # Both ages at the moment of the snapshot.
         snapshot_age_s = 0.0 if engine is None else engine.age_s or 0.0
-        head_start_s = max(0.0, entry.counted_age_s - (age_s - snapshot_age_s))
+        counted_s = entry.counted_age_s - call.start.priority.head_start_s
+        head_start_s = max(0.0, counted_s - (age_s - snapshot_age_s))
     return sentences.boost_text(age_s, call.inherited.work, head_start_s, snapshot.boost)
 
 

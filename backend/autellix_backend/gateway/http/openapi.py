@@ -35,6 +35,7 @@ from autellix_wire.headers import (
     IDENTITY_SOURCE,
     INTERCEPTIONS,
     PARENT_IDS,
+    PRIORITY,
     PROGRAM_ID,
     PROGRAM_NAME,
     QUEUE_LEVEL,
@@ -81,6 +82,9 @@ class IdentityHeaders(BaseModel):
         "Tools that ran since, in seconds",
         pattern="^[a-z_]{1,32}=[0-9]{1,6}(,[a-z_]{1,32}=[0-9]{1,6})*$",
         max_length=1024,
+    )
+    priority: Literal["interactive", "default", "batch"] = _header(
+        PRIORITY, "How urgent the program is to its tenant"
     )
     expected_calls: str = _header(
         EXPECTED_CALLS, "Calls that the program is expected to make from here on", pattern=_COUNT

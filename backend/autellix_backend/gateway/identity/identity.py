@@ -13,6 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from autellix_backend.core.estimate import Hint
+from autellix_backend.core.priority import Priority
 from autellix_backend.gateway.errors import InvalidRequestError
 from autellix_backend.gateway.identity.aliases import (
     ALIASES,
@@ -29,6 +30,7 @@ from autellix_backend.gateway.identity.aliases import (
 )
 from autellix_backend.gateway.identity.answer_ids import previous_response, transcript_ids
 from autellix_backend.gateway.identity.lineage import Lineage
+from autellix_backend.gateway.identity.priority import read_priority
 from autellix_backend.gateway.identity.transcripts import Transcript, TranscriptChain
 from autellix_backend.gateway.tenancy.tenants import Tenant
 from autellix_backend.observe.metrics import GatewayMetrics
@@ -72,6 +74,8 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     """Where the program's id came from: one of `aliases.PROGRAM_SOURCES`."""
     hint: Hint | None = None
     """What the client expects of the program from this call on."""
+    priority: Priority = Priority.DEFAULT
+    """How urgent the program is to its tenant, from this call on."""
     interceptions: tuple[tuple[str, float], ...] = ()
     """Tools that the client ran since the calls this one depends on, and their seconds."""
     owner: str | None = None
@@ -120,6 +124,7 @@ def read_identity(headers: Mapping[str, str], fields: Fields, new_id: str) -> Id
             is_final=aliases.final is not None,
             source=ANONYMOUS if aliases.named_by is None else aliases.named_by.source,
             hint=_hint(headers),
+            priority=read_priority(headers, fields),
             interceptions=parse_interceptions(headers.get(INTERCEPTIONS.lower()), INTERCEPTIONS),
             aliases=aliases,
         )

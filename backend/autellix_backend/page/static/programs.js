@@ -36,6 +36,7 @@ const LIVE_COLUMNS = [
     key: "state", title: "State", value: (row) => urgencyOf(row.state), text: stateOf, hover: (row) => (row.rows ? statesText(row.rows) : row.state_text),
     style: (row) => `state-${row.state}`,
   },
+  { key: "priority", title: "Priority", isMinor: true, value: priorityOf, text: priorityOf, hint: "How urgent it is to its tenant", isShown: (rows) => rows.some((row) => !["", "default"].includes(priorityOf(row))) },
   number("state_s", "Since", (row) => row.state_s, seconds, { hint: "How long it has been in this state", isMinor: true }),
   number("wait_s", "Wait", (row) => row.wait_s, seconds, { hint: "Waiting of all its calls, that of open calls up to now" }),
   number("service_s", "In engine", (row) => row.total_service_s, seconds, { hint: "Engine time of its finished calls", isMinor: true }),
@@ -74,6 +75,12 @@ function number(key, title, value, show, { hint, isMinor = false, isShown }) {
 function stateOf(row) {
   if (row.rows) return statesText(row.rows, isNarrow() ? shortState : undefined);
   return isNarrow() ? shortState(row.state) : row.state_text;
+}
+
+// That of a group, if all its members have the same.
+function priorityOf(row) {
+  const found = new Set((row.rows ?? [row]).map((member) => member.priority ?? "default"));
+  return found.size === 1 ? [...found][0] : "";
 }
 
 // Programs of one name as one row, with counts, sums and medians; a name of one program is that program.

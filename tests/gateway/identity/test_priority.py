@@ -1,0 +1,68 @@
+"""The priority that a call states."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from autellix_backend.core.priority import Priority
+from autellix_backend.gateway.errors import InvalidRequestError
+from autellix_backend.gateway.identity.priority import read_priority
+
+INTERACTIVE, DEFAULT, BATCH = Priority
+
+
+def stated(header: str | None = None, **fields: Any) -> Priority:
+    headers = {} if header is None else {"x-autellix-priority": header}
+    return read_priority(headers, {name: msgspec.Raw(msgspec.json.encode(fields[name])) for name in fields})
+
+
+def test_a_call_without_any_has_the_default_one() -> None:
+    assert stated() is DEFAULT
+
+
+@pytest.mark.parametrize("value", ["batch", " Batch ", "BATCH"])
+def test_the_header_states_it(value: str) -> None:
+    assert stated(value) is BATCH
+
+
+@pytest.mark.parametrize("value", ["", "urgent", "high", "-1", "nan", "batch, batch", "x" * 10_000, "\xe9"])
+def test_an_unknown_value_names_its_header_and_those_expected(value: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        stated(value)
+    assert caught.value.param == "X-Autellix-Priority"
+    assert "expected one of interactive, default, batch" in str(caught.value)
+    assert len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize(
+    ("tier", "priority"),
+    [("priority", INTERACTIVE), ("flex", BATCH), ("auto", DEFAULT), ("default", DEFAULT), ("scale", DEFAULT)],
+)
+def test_the_service_tier_of_openai_states_it(tier: str, priority: Priority) -> None:
+    assert stated(service_tier=tier) is priority
+
+
+@pytest.mark.parametrize(
+    ("rank", "priority"), [(-1, INTERACTIVE), (-(10**15), INTERACTIVE), (0, DEFAULT), (7, BATCH)]
+)
+def test_the_priority_of_vllm_states_it_by_its_sign(rank: int, priority: Priority) -> None:
+    assert stated(priority=rank) is priority
+
+
+@pytest.mark.parametrize("value", ["batch", 1.5, True, None, [], {}, [1], "x" * 10_000])
+def test_values_that_mean_nothing_here_fail_no_call(value: Any) -> None:
+    assert stated(service_tier=value) is DEFAULT
+    assert stated(priority=value) is DEFAULT
+
+
+def test_numbers_that_nobody_can_read_fail_no_call() -> None:
+    for text in (b"1e999", b"-" + b"9" * 5000, b"NaN", b"{"):
+        assert read_priority({}, {"priority": msgspec.Raw(text)}) in (DEFAULT, INTERACTIVE)
+
+
+def test_the_header_goes_before_the_tier_and_that_before_the_number() -> None:
+    assert stated("default", service_tier="flex", priority=-1) is DEFAULT
+    assert stated(service_tier="flex", priority=-1) is BATCH
