@@ -123,46 +123,6 @@ def test_a_program_in_a_report_is_not_counted_twice(balancer: WorkingSet) -> Non
     assert balancer.assign(ArrivingCall("q", 2000), [a(told), loads[1]]) == "a"
 
 
-def test_a_program_that_ended_since_the_report_leaves_its_memory(balancer: WorkingSet) -> None:
-    """An engine without calls sends no further report."""
-    place(balancer)
-    full = a(report(8000, known={"p", "q"}))
-    balancer.assign(ArrivingCall("p", CONTEXT), [full, b()])
-    busy = b(running=2)
-    assert send(balancer, [full, busy], "r") == "b"
-    balancer.forget("r")
-
-    balancer.forget("p")
-    assert send(balancer, [full, busy], "r") == "a"
-
-
-def test_the_memory_of_a_program_that_ended_is_free_once(balancer: WorkingSet) -> None:
-    """Not again once a report is without it, nor if the program returns."""
-    place(balancer)
-    known = a(report(8000, known={"p"}))
-    balancer.assign(ArrivingCall("p", CONTEXT), [known, b()])
-    balancer.forget("p")
-    assert balancer._freed["a"] == {"p": CONTEXT}
-    send(balancer, [known])
-    assert balancer._freed["a"] == {}
-
-    balancer.forget("p")
-    send(balancer, [a(report(8000))], "r")
-    assert balancer._freed["a"] == {}
-
-
-def test_a_program_that_ended_leaves_the_prefix_to_others(balancer: WorkingSet) -> None:
-    teach(balancer)
-    loads = [a(report(1200, known={"first", "second"}))]
-    for name in ("first", "second"):
-        balancer.assign(ArrivingCall(name, 1000, "tools"), loads)
-    balancer._members["second"] = replace(balancer._members["second"], prefix_tokens=900)
-    balancer._members["first"] = replace(balancer._members["first"], prefix_tokens=900)
-    balancer.forget("first")
-    balancer.forget("second")
-    assert balancer._freed["a"] == {"first": 100, "second": 1000}
-
-
 @pytest.mark.parametrize(("reports", "chosen"), [(1, "b"), (MAX_UNSEEN_REPORTS, "a")])
 def test_a_program_that_never_arrives_is_counted_for_a_while(
     balancer: WorkingSet, reports: int, chosen: str
@@ -409,5 +369,4 @@ def test_state_is_bounded_by_the_live_programs(balancer: WorkingSet) -> None:
         balancer.forget(program)
     assert balancer._pins == {}
     assert not any(balancer._sent.values())
-    assert all(len(freed) <= len(memories[name].known) for name, freed in balancer._freed.items())
     assert not balancer._prefixes._members

@@ -51,7 +51,7 @@ class MemoryReport:
 
         Args:
             own_tokens: The memory that it needs.
-            sent_tokens: That of others which came since, without those that ended.
+            sent_tokens: That of others which came since.
             between_ends_s: The least time between two ends of programs, for an engine that has seen few.
             is_inactive: Whether it is one of those that wait.
         """

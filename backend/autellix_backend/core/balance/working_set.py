@@ -68,9 +68,6 @@ class WorkingSet(LocalityBounded):
         self._reports: dict[str, MemoryReport] = {}
         self._sent: dict[str, dict[str, _Sent]] = {}
         """Placements that no report shows yet, by engine and program."""
-        self._freed: dict[str, dict[str, int]] = {}
-        """The memory of programs that have ended since their engine's last report, which still counts it: an
-        engine without calls sends no other."""
 
     def assign(self, call: ArrivingCall, loads: Sequence[EngineLoad]) -> str:
         """Choose the engine where the call costs least, or the program's own if that is hardly more."""
@@ -101,14 +98,7 @@ class WorkingSet(LocalityBounded):
 
     def forget(self, program_id: str) -> None:
         """Drop a program that has ended; it may be unknown."""
-        member, pin = self._members.get(program_id), self._pins.get(program_id)
         self._leave(program_id)
-        if member is not None and pin is not None:
-            report = self._reports.get(member.engine)
-            if report is not None and program_id in report.known and program_id not in report.inactive:
-                is_shared = self._prefixes.has_members(member.engine, member.prefix)
-                own_tokens = pin.context_tokens - (member.prefix_tokens if is_shared else 0)
-                self._freed.setdefault(member.engine, {})[program_id] = max(0, own_tokens)
         super().forget(program_id)
 
     def placement(self, program_id: str) -> Placement | None:
@@ -124,8 +114,6 @@ class WorkingSet(LocalityBounded):
         assert all(self._pins[program].engine == member.engine for program, member in self._members.items())
         for engine, sent in self._sent.items():
             assert all(self._members[program].engine == engine for program in sent)
-        for engine, freed in self._freed.items():
-            assert freed.keys() <= set(self._reports[engine].known)
 
     # Programs on engines.
 
@@ -142,7 +130,6 @@ class WorkingSet(LocalityBounded):
         )
         if placement is not None:
             self._sent[engine][call.program_id] = _Sent(placement.context_tokens)
-            self._freed.get(engine, {}).pop(call.program_id, None)
         self._prefixes.joined(engine, prefix)
 
     def _leave(self, program_id: str) -> None:
@@ -158,7 +145,6 @@ class WorkingSet(LocalityBounded):
             self._prefixes.lost(engine)
             self._reports.pop(engine, None)
             self._sent.pop(engine, None)
-            self._freed.pop(engine, None)
         super()._leave_engines(gone)
 
     def _read_reports(self, loads: Sequence[EngineLoad]) -> None:
@@ -168,8 +154,6 @@ class WorkingSet(LocalityBounded):
             if report is None or report is self._reports.get(load.name):
                 continue
             self._reports[load.name] = report
-            freed = self._freed.pop(load.name, {})
-            self._freed[load.name] = {name: freed[name] for name in freed if name in report.known}
             sent = self._sent.get(load.name, {})
             for unseen in sent.values():
                 unseen.reports += 1
@@ -204,12 +188,9 @@ class WorkingSet(LocalityBounded):
         may_be_idle = not memory.is_complete and pin is not None and pin.engine == load.name
         if is_active or (may_be_idle and not is_inactive and program not in sent):
             return 0.0
-        sent_tokens = sum(unseen.tokens for name, unseen in sent.items() if name != program)
-        # The report may have left them out as spare.
-        freed_tokens = min(sum(self._freed[load.name].values()), memory.active_tokens - memory.spare_tokens)
         return memory.wait_s(
             self._own_tokens(load, call),
-            sent_tokens=sent_tokens - freed_tokens,
+            sent_tokens=sum(unseen.tokens for name, unseen in sent.items() if name != program),
             between_ends_s=self._between_ends_s(load, memory),
             is_inactive=is_inactive,
         )
