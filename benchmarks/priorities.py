@@ -44,8 +44,8 @@ SINGLE_CALLS = {
 }
 """The prompts and answers of a flood of single calls."""
 FLOODS = ("agents", "coding agents", *SINGLE_CALLS)
-CODING_SHARE = 0.2
-"""Coding agents are as many as this share of the other programs: their sessions are long."""
+SIZES = {"agents": 1.0, "coding agents": 0.2, "long prompts": 5.0, "long answers": 5.0}
+"""The programs of a flood, relative to the agents: all floods last for minutes."""
 
 Timed = list[tuple[float, ProgramTrace]]
 
@@ -72,11 +72,12 @@ def stream_of(seconds: float, rate: float, seed: int) -> Timed:
 
 
 def flood_of(kind: str, count: int, seed: int) -> Timed:
-    """Return the programs of a flood, all at time zero."""
+    """Return the programs of a flood, all at time zero; `count` is that of agents."""
+    count = round(SIZES[kind] * count)
     if kind == "agents":
         programs = generate_programs("react", count, seed)
     elif kind == "coding agents":
-        sessions = generate_programs("coding", round(CODING_SHARE * count), seed)
+        sessions = generate_programs("coding", count, seed)
         fitted = [fit_program(each, length_scale=0.3, max_context_tokens=60_000) for each in sessions]
         programs = [draw_gaps(program, DRAWN_GAPS["tools"]) for program in fitted]
     else:

@@ -169,6 +169,26 @@ def test_they_make_no_room_for_programs_of_batch_or_of_other_tenants(engine: Eng
     assert engine.active == "a"
 
 
+def test_one_that_is_too_large_keeps_none_behind_it_from_their_room(engine: Engine) -> None:
+    engine.arrive("a1", 70)
+    engine.arrive("b1", 20, priority=BATCH)
+    engine.arrive("c1", 90)
+    engine.arrive("d1", 20)
+
+    assert set(engine.review()) == {"b1", "d1"}
+    assert engine.active == "ad"
+
+
+def test_a_program_of_batch_that_has_waited_for_a_day_keeps_its_memory(engine: Engine) -> None:
+    engine.arrive("a1", 80, priority=BATCH)
+    engine.now = 87_001.0
+    engine.arrive("b1", 10)
+    engine.arrive("c1", 40, priority=INTERACTIVE)
+
+    assert engine.review() == []
+    assert engine.active == "ab"
+
+
 def test_a_paused_program_of_batch_keeps_its_memory(engine: Engine) -> None:
     engine.arrive("a1", 80, priority=BATCH)
     engine.run("a1")

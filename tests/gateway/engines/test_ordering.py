@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from autellix_backend.core.arrival import Arrival, Context
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.names import LIVE_POLICY_NAMES
+from autellix_backend.core.priority import Priority
 from autellix_backend.gateway.engines.ordering import REVIEW_PERIOD_S, ArrivalOrdering, PolicyOrdering
 from autellix_backend.observe.settled_call import Usage
 
@@ -40,6 +41,13 @@ def test_first_come_first_served_keeps_the_order_of_arrival() -> None:
     assert ordering.send("2", 5.0).wait_s == 5.0
     assert ordering.next(9.0) is None
     assert [ordering.leave(key, 9.0) for key in ("0", "2")] == [None, None]
+
+
+def test_the_priorities_of_programs_order_calls_at_the_gateway() -> None:
+    ordering = ordered(policy="boost", boost=0.0, bounds=())
+    for priority in (Priority.BATCH, Priority.DEFAULT, Priority.INTERACTIVE):
+        ordering.enter(Arrival(priority, priority, priority=priority), 0.0)
+    assert drain(ordering) == ["interactive", "default", "batch"]
 
 
 def test_the_program_with_the_least_service_goes_first() -> None:

@@ -16,8 +16,8 @@ them, at most once in the time in which the engine prefills all of it:
 - A program takes it from any other after STARVING times R, R being at most `idle_s` here, and after MAX_HOLDS
   times that time; then no other does until the prefills that this costs are RESCUE_SHARE of the time since.
 
-Programs of priority `batch` give theirs at once to others of their tenant that wait. Between tenants neither
-priorities nor keys decide: where their shares are equal, the program that came first does.
+Programs of priority `batch` give theirs at once to others of their tenant that go before them. Between
+tenants neither priorities nor keys decide: where their shares are equal, the program that came first does.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import math
 from collections.abc import Callable, Iterator
 from functools import partial
 from heapq import heapify, heappop, heappush
-from itertools import chain
+from itertools import chain, islice
 from operator import attrgetter
 
 from autellix_backend.core.admission.costs import ContextCosts
@@ -137,7 +137,7 @@ class MemoryReview:
                 self._memory.inactive.move(context, -math.inf)
 
     def _make_way(self, now: float) -> None:
-        """Give the memory of `batch` programs, the worst first, to others of their tenant that wait.
+        """Give the memory of `batch` programs, the worst first, to others of their tenant with smaller keys.
 
         The blocks of their running calls follow when these end. A tenant has no more memory after it.
         """
@@ -150,16 +150,17 @@ class MemoryReview:
             if tenant not in memory.inactive.tenants():
                 continue
             giving.sort(key=attrgetter("rank"))
-            left, spare = sum(context.own_tokens for context in giving), 0
-            for context in memory.inactive.walk(tenant):
-                needed = memory.active.added_tokens(context)
-                if context.gives_way or needed > left + spare:
+            spare = 0
+            for context in islice(memory.inactive.walk(tenant), MAX_PASSED):
+                if context.gives_way or memory.has_room(context):
                     break
-                if memory.has_room(context):
+                giving = [each for each in giving if each.key > context.key]
+                needed = memory.active.added_tokens(context)
+                if needed > spare + sum(each.own_tokens for each in giving):
                     continue
                 while spare < needed:
                     gone = giving.pop()
-                    left, spare = left - gone.own_tokens, spare + gone.own_tokens
+                    spare += gone.own_tokens
                     memory.deactivate(gone, now)
                 spare -= needed
                 memory.make_host_room(context)
