@@ -99,6 +99,7 @@ LONG = "word " * MIN_PREFIX_BYTES
         {"messages": [{"role": "system", "content": LONG}, USER]},
         {"messages": [USER], "tools": tools(*(f"tool-{number}" for number in range(40)))},
         {"messages": [{"role": "user", "content": LONG}]},
+        {"messages": [SYSTEM, {"role": "user", "content": LONG}]},
         {"messages": [{"role": "user", "content": [{"type": "text", "text": LONG}]}]},
         {"instructions": LONG, "input": "hello"},
         {"input": LONG},
@@ -112,6 +113,15 @@ def test_prompts_that_begin_alike_have_one_prefix(body: dict[str, Any]) -> None:
     assert prefix_of(**body, max_tokens=5) == prefix_of(**body)
     if "messages" in body:
         assert prefix_of(**longer) == prefix_of(**body)
+
+
+def test_rollouts_of_one_task_have_a_prefix_of_their_own() -> None:
+    """Behind one line of instructions, which all tasks share."""
+    tasks = [LONG, LONG, "other " + LONG]
+    found = [prefix_of(messages=[SYSTEM, {"role": "user", "content": task}]) for task in tasks]
+
+    assert found[0] == found[1] != found[2]
+    assert "" not in found
 
 
 def test_other_instructions_and_tools_are_another_prefix() -> None:

@@ -1,7 +1,7 @@
 """The class of a program: its name, else a hash of its system prompt and the names of its tools.
 
-And the prefix of its prompts, which those of other programs may share: its system prompt and tools, else the
-start of its first message.
+And the prefix of its prompts, which those of other programs may share: its system prompt and tools, and where
+these are short the start of its first message too.
 
 A system prompt that holds a date or a user's name makes a class of its own; name such programs.
 """
@@ -80,8 +80,9 @@ def prefix_id(fields: Fields) -> str:
     """Return the id of what a prompt begins with; empty if that is short."""
     tools = fields.get("tools", msgspec.Raw(b""))
     start = _system_prompt(fields) + bytes(memoryview(tools)[:MAX_HASHED_BYTES])
-    if not start:
-        start = _first_text(fields)[:MIN_PREFIX_BYTES]
+    if len(start) < MIN_PREFIX_BYTES:
+        # Such as the task of a group of rollouts, behind one line of instructions.
+        start += _first_text(fields)[:MIN_PREFIX_BYTES]
     if len(start) < MIN_PREFIX_BYTES:
         return ""
     return hashlib.blake2b(start, digest_size=HASH_BYTES).hexdigest()
@@ -96,7 +97,8 @@ def shared_prefix(tenant: Tenant, fields: Fields) -> str:
 def _first_text(fields: Fields) -> bytes:
     for name in _MESSAGES_FIELDS:
         for message in _decoded(_messages_decoder, fields.get(name)):
-            return _text(message.content)
+            if message.role not in _SYSTEM_ROLES:
+                return _text(message.content)
     return next((_text(fields[name]) for name in _PROMPT_FIELDS if name in fields), b"")
 
 
