@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,7 +21,10 @@ from tests.drills.control import Operator, operating, until
 from tests.drills.drill import WARM_CALLS
 from tests.drills.load import Fate, Load, working
 from tests.drills.processes import Server, Spec
+from tests.drills.test_live_models import SECRET, engine_spec
 from tests.ports import free_port
+
+from autellix_lab.demo.model import DEMO_MODEL_NAME
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +32,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 OLD = os.environ.get("AUTELLIX_OLD_CHECKOUT")
 """The checkout of 0.2 with an environment in `.venv`."""
+needs_0_2 = pytest.mark.skipif(
+    OLD is None, reason="set AUTELLIX_OLD_CHECKOUT to a checkout of 0.2 with an environment"
+)
 OLD_SETTINGS = {"AUTELLIX_SCHEDULER_SERVICE": "tokens"}
 OLD_KEYS = (f"{TAG}:ended", f"{TAG}:closed")
 """Keys that only gateways of 0.2 use."""
@@ -66,6 +73,12 @@ def cluster(redis_program: str, tmp_path: Path) -> Iterator[Cluster]:
 
 @pytest.fixture
 def edge(cluster: Cluster, tmp_path: Path) -> Iterator[Edge]:
+    with running_edge(cluster, tmp_path) as found:
+        yield found
+
+
+@contextmanager
+def running_edge(cluster: Cluster, tmp_path: Path) -> Iterator[Edge]:
     if shutil.which("nginx") is None:
         pytest.skip("nginx is not installed")
     folder, port = tmp_path / "nginx", free_port()
@@ -91,9 +104,11 @@ def edge(cluster: Cluster, tmp_path: Path) -> Iterator[Edge]:
 
 
 def of_0_2(spec: Spec) -> Spec:
-    """Return how the same server of 0.2 is started."""
+    """Return how the same server of 0.2 is started: a program of the drills, or a module."""
     assert OLD is not None
-    program = str(Path(OLD) / Path(spec.command[1]).relative_to(FOLDER.parents[1]))
+    program = spec.command[1]
+    if Path(program).is_absolute():
+        program = str(Path(OLD) / Path(program).relative_to(FOLDER.parents[1]))
     command = [str(Path(OLD) / ".venv" / "bin" / "python"), program, *spec.command[2:]]
     return replace(spec, command=command, environment={**spec.environment, **OLD_SETTINGS})
 
@@ -163,12 +178,12 @@ async def has_calls(operator: Operator, gateway: Server) -> None:
     await until("the gateway has calls", has_some)
 
 
-@pytest.mark.skipif(OLD is None, reason="set AUTELLIX_OLD_CHECKOUT to a checkout of 0.2 with an environment")
+@needs_0_2
 async def test_an_upgrade_from_0_2_and_the_way_back_lose_nothing(cluster: Cluster, edge: Edge) -> None:
     """Gateways first, then engines, one at a time; on the way back engines first."""
 
     gateways, engines = ([each.spec for each in some] for some in (cluster.gateways, cluster.engines))
-    await asyncio.to_thread(install_0_2, cluster)
+    await asyncio.to_thread(install_0_2, cluster, *cluster.engines)
     async with operating() as operator, working([edge.server], name="upgrade", model="m") as load:
         await load.more(WARM_CALLS)
         for gateway, spec in zip(cluster.gateways, gateways, strict=True):
@@ -195,12 +210,55 @@ async def test_an_upgrade_from_0_2_and_the_way_back_lose_nothing(cluster: Cluste
     await check_nothing_is_left(cluster)
 
 
-def install_0_2(cluster: Cluster) -> None:
-    """Replace all servers by those of 0.2, before the first call."""
-    for server in (*cluster.gateways, *cluster.engines):
+def install_0_2(cluster: Cluster, *engines: Server) -> None:
+    """Replace the gateways and these engines by those of 0.2, before the first call."""
+    for server in (*cluster.gateways, *engines):
         server.stop()
         server.spec = of_0_2(server.spec)
     cluster.redis.stop()
     cluster.redis.start()
-    for server in (*cluster.engines, *cluster.gateways):
+    for server in (*engines, *cluster.gateways):
         server.start()
+
+
+@needs_0_2
+@pytest.mark.vllm
+async def test_real_engines_and_gateways_are_upgraded_from_0_2_one_at_a_time(
+    redis_program: str, demo_model: Path, tmp_path: Path
+) -> None:
+    """No call fails, and gateways have the reports of the engines of their release."""
+
+    model = tmp_path / "model"
+    model.symlink_to(demo_model)
+    specs = [engine_spec(f"vllm-{number}", model, [DEMO_MODEL_NAME]) for number in range(2)]
+    with (
+        running_cluster(redis_program, tmp_path, [of_0_2(spec) for spec in specs], SECRET) as cluster,
+        running_edge(cluster, tmp_path) as edge,
+    ):
+        gateways = [gateway.spec for gateway in cluster.gateways]
+        await asyncio.to_thread(install_0_2, cluster)
+        async with (
+            operating() as operator,
+            working([edge.server], name="real", model=DEMO_MODEL_NAME) as load,
+        ):
+            for gateway, spec in zip(cluster.gateways, gateways, strict=True):
+                await until("reports of 0.2 arrive", has_reports, operator, gateway, [True, True])
+                edge.leave_out(gateway)
+                await load.more(CALLS)
+                await restart(gateway, spec)
+                edge.leave_out(None)
+                await until("none of 0.2 is understood", has_reports, operator, gateway, [False, False])
+                await has_calls(operator, gateway)
+                await load.more(CALLS)
+            for number, spec in enumerate(specs):
+                await replace_engine(operator, cluster, number, spec)
+                expected = [True, number == 1]
+                for gateway in cluster.gateways:
+                    await until("reports arrive", has_reports, operator, gateway, expected)
+                await load.more(CALLS)
+            await check_all_is_kept(cluster, load)
+
+
+async def has_reports(operator: Operator, gateway: Server, expected: list[bool]) -> bool:
+    """Return whether a gateway has the reports of just these engines."""
+    return [engine["reporting"] == "up" for engine in await operator.engines(gateway)] == expected
