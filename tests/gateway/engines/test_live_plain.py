@@ -113,11 +113,11 @@ async def test_the_gateway_holds_the_calls_that_find_no_slot_in_a_plain_vllm(
                 )
                 assert lengths is not None
                 if row["max_in_flight"] is not None and row["queued_calls"] > 2:
-                    held.append((lengths.running, lengths.waiting))
                     assert f"at most {row['max_in_flight']} calls in flight (learned)" in row["scheduling"]
+                    # The calls sent before the bound was learned still wait there at first.
+                    if held or lengths.waiting <= MAX_WAITING:
+                        held.append((lengths.running, lengths.waiting))
                 await asyncio.sleep(0.25)
         await programs
-    # The calls sent before the bound was learned still wait there at first.
-    settled = held[READINGS // 2 :]
-    assert median(waiting for _, waiting in settled) <= MAX_WAITING, held
-    assert median(running for running, _ in settled) == SLOTS, held
+    assert median(waiting for _, waiting in held) <= MAX_WAITING, held
+    assert median(running for running, _ in held) == SLOTS, held
