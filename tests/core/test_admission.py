@@ -11,8 +11,14 @@ from typing import Any
 import pytest
 
 from autellix_backend.core.admission.contexts import fill_blocks
-from autellix_backend.core.admission.idle import LEAST_HOLD_S, MAX_HOLDS, MIN_GAPS
-from autellix_backend.core.admission.review import MAX_PASSED, PATIENCE, RESCUE_SHARE, STARVING
+from autellix_backend.core.admission.idle import GAP_SLACK, LEAST_HOLD_S, MIN_GAPS
+from autellix_backend.core.admission.review import (
+    MAX_PASSED,
+    PATIENCE,
+    RESCUE_SHARE,
+    STARVING,
+    STARVING_FILLS,
+)
 from autellix_backend.core.admission.working_set import KEEP_SHARE, REVIEW_STEPS, WorkingSetAdmission
 from autellix_backend.core.arrival import Arrival, Context
 from autellix_backend.core.balance.memory import memory_of
@@ -24,7 +30,6 @@ from autellix_backend.core.table import ProcessTable
 CAPACITY = 100
 HOLD_S = 10.0
 """The time in which the engine prefills all of the capacity."""
-LONGEST_S = MAX_HOLDS * HOLD_S
 
 
 def make_machine(table: ProcessTable | None = None, **settings: Any) -> Machine:
@@ -651,7 +656,7 @@ def test_a_program_that_starves_goes_first_whatever_its_key(policy: str) -> None
 # Idle programs.
 
 
-@pytest.mark.parametrize(("settings", "kept_s"), [({}, LONGEST_S), ({"idle_s": 3.0}, 3.0)])
+@pytest.mark.parametrize(("settings", "kept_s"), [({}, HOLD_S), ({"idle_s": 3.0}, 3.0)])
 def test_an_idle_program_makes_room_after_the_time_that_its_context_is_worth(
     settings: dict[str, Any], kept_s: float
 ) -> None:
@@ -674,7 +679,7 @@ def test_idle_programs_of_one_class_make_room_alike(engine: Engine) -> None:
     engine.arrive("c1", 10)
     engine.arrive("d1", 60)
 
-    assert engine.review(after_s=MAX_HOLDS * HOLD_S, steps=REVIEW_STEPS) == []
+    assert engine.review(after_s=HOLD_S, steps=REVIEW_STEPS) == []
     assert engine.review(after_s=1e-6, steps=REVIEW_STEPS) == ["d1"]
     assert engine.active == "cd"
 
@@ -694,8 +699,8 @@ def test_an_idle_program_makes_room_for_one_that_grows(engine: Engine) -> None:
     ("share", "load_s", "kept_s"),
     [
         (1.0, 2.0, 2.0),
-        (0.5, 2.0, LONGEST_S / 2 + 2.0),
-        (0.0, 0.0, LONGEST_S - LEAST_HOLD_S),
+        (0.5, 2.0, HOLD_S / 2 + 2.0),
+        (0.0, 0.0, HOLD_S - LEAST_HOLD_S),
     ],
 )
 def test_what_would_be_loaded_is_kept_for_as_long_as_its_load_takes(
@@ -778,7 +783,7 @@ def test_what_host_memory_has_no_room_for_keeps_its_memory_in_the_engine() -> No
     """As long as without host memory."""
     engine = parking(CAPACITY / 2)
     assert (engine.active, parked(engine)) == ("ab", "")
-    assert engine.review(after_s=LONGEST_S, steps=REVIEW_STEPS) == ["c1"]
+    assert engine.review(after_s=HOLD_S, steps=REVIEW_STEPS) == ["c1"]
     assert (engine.active, parked(engine)) == ("bc", "")
 
 
@@ -787,7 +792,7 @@ def test_a_newcomer_waits_until_parked_programs_end_or_were_idle_for_long() -> N
     engine.arrive("n1", 20)
     assert engine.review(steps=REVIEW_STEPS) == []
 
-    assert engine.review(after_s=LONGEST_S - 1.0, steps=REVIEW_STEPS) == []
+    assert engine.review(after_s=HOLD_S - 1.0, steps=REVIEW_STEPS) == []
     assert engine.review(after_s=1.0, steps=REVIEW_STEPS) == ["n1"]
     assert parked(engine) == ""
 
@@ -817,9 +822,10 @@ def test_parked_programs_are_given_up_when_contexts_outgrow_host_memory() -> Non
 def test_a_tenant_takes_host_memory_from_one_that_has_more_parked() -> None:
     """Not from itself: there its programs have their places already."""
     engine = parking(1.7 * CAPACITY)
+    engine.arrive("a2", 60)
     engine.arrive("n1", 20)
     engine.review(after_s=HOLD_S + 1.0, steps=REVIEW_STEPS)
-    assert (parked(engine), engine.refused) == ("a", ["n1"])
+    assert (parked(engine), engine.refused) == ("a", ["a2", "n1"])
     engine.arrive("o1", 20, tenant="other")
 
     assert engine.review(after_s=HOLD_S + 1.0, steps=REVIEW_STEPS) == ["o1"]
@@ -867,8 +873,8 @@ def test_no_idle_program_makes_room_while_nobody_waits(engine: Engine) -> None:
     assert engine.active == "a"
 
 
-@pytest.mark.parametrize(("gap_s", "kept_s"), [(1.0, HOLD_S), (25.0, 25.0), (500.0, MAX_HOLDS * HOLD_S)])
-def test_an_idle_program_is_kept_for_as_long_as_the_gaps_of_its_class_within_bounds(
+@pytest.mark.parametrize(("gap_s", "kept_s"), [(1.0, GAP_SLACK), (9.0, 9.0 * GAP_SLACK), (11.0, 0.0)])
+def test_an_idle_program_is_kept_for_the_gaps_of_its_class_if_they_cost_less_than_its_prefill(
     gap_s: float, kept_s: float
 ) -> None:
     engine = Engine(machine=make_machine(idle_s=1e9))
@@ -883,13 +889,15 @@ def test_an_idle_program_is_kept_for_as_long_as_the_gaps_of_its_class_within_bou
     engine.finish("b1", 60)
     engine.arrive("d1", 60)
 
-    assert engine.review(after_s=kept_s - 1e-6, steps=REVIEW_STEPS) == []
+    assert engine.review() == []
+    if kept_s:
+        assert engine.review(after_s=kept_s - 1e-6, steps=REVIEW_STEPS) == []
     assert engine.review(after_s=2e-6, steps=REVIEW_STEPS) == ["d1"]
 
 
 def test_a_gap_counts_though_the_program_has_lost_its_memory_meanwhile() -> None:
     engine = Engine(machine=make_machine(idle_s=1.0))
-    gap_s = 2 * HOLD_S
+    gap_s = HOLD_S / 2
     for index in range(MIN_GAPS + 1):
         engine.arrive(f"a{index}", 60, class_name="coder")
         engine.finish(f"a{index}", 60)
@@ -899,7 +907,8 @@ def test_a_gap_counts_though_the_program_has_lost_its_memory_meanwhile() -> None
         engine.finish(f"b{index}")
         engine.machine.end_program("b", engine.now)
 
-    assert engine.admission.idle.gaps.long_gap_s("", "coder") == gap_s
+    found_s = engine.admission.idle.gaps.cheapest_hold_s("", "coder", HOLD_S)
+    assert found_s == pytest.approx(GAP_SLACK * gap_s)
 
 
 def test_simultaneous_calls_have_no_gap() -> None:
@@ -910,7 +919,7 @@ def test_simultaneous_calls_have_no_gap() -> None:
         if index % 2:
             engine.finish(f"a{index - 1}", 1)
 
-    assert engine.admission.idle.gaps.long_gap_s("", "coder") is None
+    assert engine.admission.idle.gaps.cheapest_hold_s("", "coder", HOLD_S) is None
 
 
 # Standstill.
@@ -923,8 +932,36 @@ def test_where_only_idle_programs_are_active_the_longest_idle_ones_make_room(eng
         engine.finish(f"{name}1", 30)
     engine.arrive("d1", 60)
 
-    assert engine.review() == ["d1"]
+    assert engine.review() == []
+    assert engine.review(after_s=LEAST_HOLD_S) == ["d1"]
     assert engine.active == "cd"
+
+
+def test_one_of_them_that_returns_in_a_moment_goes_on(engine: Engine) -> None:
+    engine.arrive("a1", 60)
+    engine.finish("a1", 60)
+    engine.arrive("b1", 60)
+    assert engine.review() == []
+    assert engine.admission.wake_s == engine.now + LEAST_HOLD_S
+
+    engine.arrive("a2", 60, shared=60)
+
+    assert engine.review(after_s=LEAST_HOLD_S) == []
+    assert (engine.active, engine.refused) == ("a", ["b1"])
+    assert engine.admission.wake_s == math.inf
+
+
+def test_the_engine_stands_still_no_longer_than_what_is_displaced_takes_to_prefill() -> None:
+    """Here two of the sixty tokens of one and none of the other."""
+    engine = Engine(machine=make_machine(token_s=0.01))
+    for call_id, tokens in (("a1", 60), ("b1", 32)):
+        engine.arrive(call_id, tokens)
+        engine.finish(call_id, tokens)
+    engine.arrive("c1", 10)
+
+    assert engine.review(after_s=0.0199) == []
+    assert engine.review(after_s=0.0002) == ["c1"]
+    assert engine.active == "bc"
 
 
 def test_a_program_larger_than_all_memory_takes_the_place_of_all_idle_ones(engine: Engine) -> None:
@@ -932,7 +969,7 @@ def test_a_program_larger_than_all_memory_takes_the_place_of_all_idle_ones(engin
     engine.finish("a1", 40)
     engine.arrive("b1", 2 * CAPACITY)
 
-    assert engine.review() == ["b1"]
+    assert engine.review(after_s=LEAST_HOLD_S) == ["b1"]
     assert engine.active == "b"
 
 
@@ -942,8 +979,9 @@ def test_an_idle_program_that_fills_all_memory_makes_room(engine: Engine) -> Non
     engine.arrive("b1", 40)
     engine.finish("a1", 3 * CAPACITY)
 
-    assert engine.review() == []
-    assert engine.active == "b"
+    engine.review()
+    engine.review(after_s=LEAST_HOLD_S)
+    assert (engine.active, engine.refused) == ("b", [])
 
 
 # Tenants.
@@ -1029,7 +1067,7 @@ def test_a_tenant_with_its_share_of_memory_gives_none_of_it(engine: Engine) -> N
     engine.arrive("b1", 50, tenant="other")
     engine.arrive("c1", 40, tenant="one")
 
-    assert engine.review(after_s=MAX_HOLDS * HOLD_S, steps=REVIEW_STEPS) == []
+    assert engine.review(after_s=STARVING_FILLS * HOLD_S, steps=REVIEW_STEPS) == []
 
 
 def test_shares_of_memory_are_in_proportion_to_weights(engine: Engine) -> None:

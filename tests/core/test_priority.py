@@ -11,6 +11,7 @@ import pytest
 from tests.core.test_admission import CAPACITY, HOLD_S, Engine, make_machine
 from tests.core.test_boost import make_boost, program
 
+from autellix_backend.core.admission.idle import LEAST_HOLD_S
 from autellix_backend.core.admission.memory import BATCH_SHARE
 from autellix_backend.core.admission.review import STARVING
 from autellix_backend.core.admission.working_set import REVIEW_STEPS
@@ -261,7 +262,8 @@ def test_a_standstill_ends_with_the_program_that_came_first() -> None:
     engine.arrive("c1", 95, tenant="urgent", priority=INTERACTIVE)
     engine.finish("a1", 90)
 
-    assert engine.review() == ["b1"]
+    assert engine.review() == []
+    assert engine.review(after_s=LEAST_HOLD_S) == ["b1"]
 
 
 def test_a_priority_changes_no_weight() -> None:

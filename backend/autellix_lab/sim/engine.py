@@ -79,7 +79,6 @@ class SimEngine:
         self._starts = 0
         """Calls that were admitted since the last step."""
         self._log = log
-        self._baseline = baseline
 
     @property
     def is_idle(self) -> bool:
@@ -130,7 +129,7 @@ class SimEngine:
             return self._wait(now, max(self.loads.next_end_s - now, _LEAST_WAIT_S), 1)
         if not self.batch.calls:
             has_work = self._arrivals or (self.calls and not is_last)
-            return self._wait_for_decision(now) if has_work else self._wait_for_baseline(now)
+            return self._wait_for_decision(now) if has_work else self._wait_for_admission(now)
         stretch = self._stretch = self._next_step(now)
         if not self.batch.prefilling:
             stretch.steps = self._like_steps(stretch)
@@ -236,9 +235,9 @@ class SimEngine:
         period = self.config.period_steps
         return self._wait(now, self.model.step_s, period - self.batch.steps % period)
 
-    def _wait_for_baseline(self, now: float) -> float | None:
-        """Let time pass until a baseline that holds all calls back decides again, if it does."""
-        wake_s = math.inf if self._baseline is None else self._baseline.wake_s
+    def _wait_for_admission(self, now: float) -> float | None:
+        """Let time pass until the admission, which holds all calls back, decides again, if it does."""
+        wake_s = self.machine.admission.wake_s
         if wake_s == math.inf:
             return None
         step_s = max(self.model.step_s, _LEAST_WAIT_S)

@@ -13,7 +13,7 @@ import pytest
 from tests.waiting import PATIENCE_S
 
 from autellix_backend.engines import supervisor
-from autellix_backend.gateway.engines import handle
+from autellix_backend.gateway.engines import handle, pool
 from autellix_lab.fakes.engine import FakeBehaviour, FakeEngine, Fault
 
 CHAT = "/v1/chat/completions"
@@ -328,3 +328,15 @@ async def test_a_program_waits_until_its_context_fits_into_an_engine_that_report
         running.cancel()
         await rig.client.delete(rig.url + "/autellix/v1/programs/p")
         assert (await waiting)[0] == 200
+
+
+async def test_a_program_takes_the_place_of_one_that_does_not_return_in_a_moment(
+    serve: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing else happens at the gateway meanwhile."""
+    monkeypatch.setattr(pool, "REVIEW_PERIOD_S", 1e6)
+    options = {"policy": "boost", "admission": "working_set", "reports": False}
+    long = {"messages": [{"role": "user", "content": "word " * 300}]}
+    async with serve(FakeBehaviour(token_delay_s=0.1), engine_settings={"kv_tokens": 400}, **options) as rig:
+        assert (await post(rig, "p", **long))[0] == 200
+        assert (await post(rig, "q", **long))[0] == 200

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -40,6 +41,11 @@ class Admission:
 
     memory: EngineMemory | None = None
     """The KV memory that the rule allots; None where every program may run."""
+
+    @property
+    def wake_s(self) -> float:
+        """When it decides next about calls that it holds back, even if nothing happens; inf for never."""
+        return math.inf
 
     def arrive(self, call: Call, program: Program, needs: Context | None, now: float) -> None:
         """Note an arriving call and the KV memory that it needs, and set whether it is admitted."""

@@ -2,9 +2,12 @@
 
 Keeping its context withholds its share of memory, and with it that share of the engine's time; evicting it
 costs its prefill. Both are in proportion to its tokens, so they are equal after the time in which the engine
-prefills all of that memory. Evicting it then costs at most twice what the best choice would (the "ski rental"
-rule: Karlin et al., "Competitive Snoopy Caching", Algorithmica 1988). A class of programs whose gaps between
-calls are known to be longer gets more time, within a bound.
+prefills all of that memory. While its gaps are unknown, it is evicted after that time, which costs at most
+twice what the best choice would (the "ski rental" rule: Karlin et al., "Competitive Snoopy Caching",
+Algorithmica 1988). Once its class has shown its gaps, it is kept for the time that would have cost least over
+these (the same authors' average case: "Competitive Randomized Algorithms for Nonuniform Problems",
+Algorithmica 1994): programs that mostly return soon are waited for, and those that pause for longer than
+their contexts are worth give way at once.
 
 A load from host memory takes no engine time, only time of the context's own memory. By the same rule, the
 part of a context that would be loaded is worth keeping for as long as the load takes.
@@ -20,12 +23,12 @@ from autellix_backend.core.admission.programs import ContextSet, ProgramContext
 
 GAP_WINDOW, MIN_GAPS = 64, 8
 """Gaps between calls that are remembered of a class, and those needed before they count."""
-GAP_QUANTILE = 0.95
+GAP_SLACK = 1.05
+"""A program is kept for a little longer than a gap that its class has made: the next may be as long."""
 MAX_CLASSES = 256
-MAX_HOLDS = 4.0
-"""Idle programs of classes with long gaps stay active for this multiple of the time to prefill all memory."""
 LEAST_HOLD_S = 0.1
-"""Idle programs stay active at least so long: many clients only pass an answer on to the next call."""
+"""Idle programs stay active at least so long where their contexts would be loaded, and at most so long where
+the engine stands still for them: many clients only pass an answer on to the next call."""
 
 
 class ClassGaps:
@@ -46,10 +49,27 @@ class ClassGaps:
             most = Counter(tenant for tenant, _ in self._gaps).most_common(1)[0][0]
             del self._gaps[next(key for key in self._gaps if key[0] == most)]
 
-    def long_gap_s(self, tenant: str, class_name: str) -> float | None:
-        """Return a gap that few exceed; None if too few were seen."""
-        gaps = self._gaps.get((tenant, class_name), ())
-        return sorted(gaps)[int(GAP_QUANTILE * len(gaps))] if len(gaps) >= MIN_GAPS else None
+    def cheapest_hold_s(self, tenant: str, class_name: str, eviction_s: float) -> float | None:
+        """Return how long to keep an idle program so that its gaps would have cost least.
+
+        Args:
+            tenant: The program's tenant.
+            class_name: Its class.
+            eviction_s: The time of keeping it that costs as much as its eviction.
+
+        Returns:
+            One of the gaps, with some slack; 0 to evict it at once; None if too few gaps were seen.
+        """
+        gaps = sorted(self._gaps.get((tenant, class_name), ()))
+        if len(gaps) < MIN_GAPS:
+            return None
+        hold_s, least_s, waited_s = 0.0, eviction_s * len(gaps), 0.0
+        for longer, gap_s in zip(reversed(range(len(gaps))), gaps, strict=True):
+            waited_s += gap_s
+            cost_s = waited_s + longer * (gap_s + eviction_s)
+            if cost_s < least_s:
+                hold_s, least_s = gap_s, cost_s
+        return GAP_SLACK * hold_s
 
 
 class IdleLimits:
@@ -69,33 +89,24 @@ class IdleLimits:
         self._costs = costs
 
     @property
-    def hold_s(self) -> float:
+    def fill_s(self) -> float:
         """The time in which the engine prefills all of the memory."""
         return self._costs.prefill_s(self._capacity_tokens)
 
-    @property
-    def least_s(self) -> float:
-        """A time for which every idle program is kept."""
-        return min(self.longest_s, self.hold_s)
-
     def of_class(self, tenant: str, class_name: str) -> float:
         """Return how long (s) a program of the class is kept that would be recomputed."""
-        hold_s = self.hold_s
-        gap_s = self.gaps.long_gap_s(tenant, class_name)
-        most_s = MAX_HOLDS * hold_s
-        return min(self.longest_s, most_s if gap_s is None else max(hold_s, min(gap_s, most_s)))
+        fill_s = self.fill_s
+        hold_s = self.gaps.cheapest_hold_s(tenant, class_name, fill_s)
+        return min(self.longest_s, fill_s if hold_s is None else hold_s)
 
-    def longer(
-        self, now: float, least_s: float, contexts: ContextSet
-    ) -> Iterator[tuple[ProgramContext, float]]:
-        """Yield the programs without a call for longer than this, and the most that their classes may be."""
+    def limits(self, contexts: ContextSet) -> Iterator[tuple[ProgramContext, float]]:
+        """Yield the programs without a call, and how long (s) those of their classes are kept."""
         limits_s: dict[tuple[str, str], float] = {}
         for context in [each for each in contexts.contexts.values() if not each.calls]:
-            if now - context.since_s > least_s:
-                kind = (context.tenant, context.program.class_name)
-                if kind not in limits_s:
-                    limits_s[kind] = self.of_class(*kind)
-                yield context, limits_s[kind]
+            kind = (context.tenant, context.program.class_name)
+            if kind not in limits_s:
+                limits_s[kind] = self.of_class(*kind)
+            yield context, limits_s[kind]
 
     def of_program(self, context: ProgramContext, class_limit_s: float) -> float:
         """Return how long (s) a program is kept, part of whose context may be loaded from host memory."""

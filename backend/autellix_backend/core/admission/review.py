@@ -13,8 +13,9 @@ or leave idle for too long. As programs may call without a pause and never end, 
 them, at most once in the time in which the engine prefills all of it:
 
 - A tenant with less than its share by weight takes it from those with more, after that time.
-- A program takes it from any other after STARVING times R, R being at most `idle_s` here, and after MAX_HOLDS
-  times that time; then no other does until the prefills that this costs are RESCUE_SHARE of the time since.
+- A program takes it from any other after STARVING times R, R being at most `idle_s` here, and after
+  STARVING_FILLS times that time; then no other does until the prefills that this costs are RESCUE_SHARE of
+  the time since.
 
 Programs of priority `batch` give theirs at once to others of their tenant that go before them. Between
 tenants neither priorities nor keys decide: where their shares are equal, the program that came first does.
@@ -30,7 +31,7 @@ from itertools import chain, islice
 from operator import attrgetter
 
 from autellix_backend.core.admission.costs import ContextCosts
-from autellix_backend.core.admission.idle import MAX_HOLDS, IdleLimits
+from autellix_backend.core.admission.idle import LEAST_HOLD_S, IdleLimits
 from autellix_backend.core.admission.memory import EngineMemory
 from autellix_backend.core.admission.programs import ProgramContext
 from autellix_backend.core.statistics import ProgramStatistics
@@ -40,6 +41,8 @@ PATIENCE = 2.0
 STARVING = 8.0
 """An inactive program that has waited this many mean response times goes first, and active ones make room:
 by attained service alone it might never run."""
+STARVING_FILLS = 4.0
+"""And not before this multiple of the time in which the engine prefills all of its memory."""
 RESCUE_SHARE = 0.05
 """The share of the engine's time that taking memory for starving programs may cost."""
 MAX_PASSED = 64
@@ -62,12 +65,15 @@ class MemoryReview:
         """The earliest time at which memory may be taken from active programs again."""
         self._next_rescue_s = 0.0
         """The earliest time at which it may be taken for a starving program again."""
+        self.wake_s = math.inf
+        """When to run again even if nothing happens: the engine stands still, and others wait."""
 
     def run(self, now: float) -> None:
         """Deactivate what has outgrown the memory, and activate what fits."""
         memory = self._memory
         self._deactivate(now, lambda: not (memory.is_over and memory.active.has_unpaused(2)))
         memory.trim_parked()
+        self.wake_s = math.inf
         if memory.inactive:
             self._drop_idle(now)
             self._give_up_idle(now)
@@ -75,7 +81,7 @@ class MemoryReview:
             self._make_way(now)
             self._activate(now)
             self._take_memory(now)
-            self._break_standstill()
+            self._break_standstill(now)
             memory.trim_parked()
 
     def _deactivate(
@@ -114,7 +120,7 @@ class MemoryReview:
         """Deactivate programs without a call for which others have waited long enough."""
         memory = self._memory
         is_kept = memory.keeps_parked
-        for context, limit_s in self._idle.longer(now, 0.0 if is_kept else self._idle.least_s, memory.active):
+        for context, limit_s in self._idle.limits(memory.active):
             # What host memory would not keep has its full price.
             kept_s = self._idle.of_program(context, limit_s) if is_kept else limit_s
             if now - context.since_s > kept_s:
@@ -124,7 +130,7 @@ class MemoryReview:
         """Give up parked programs without a call, while others wait that host memory has no room for."""
         memory = self._memory
         if memory.parked.contexts and not all(each.is_parked for each in memory.inactive.contexts.values()):
-            for context, limit_s in self._idle.longer(now, self._idle.least_s, memory.parked):
+            for context, limit_s in self._idle.limits(memory.parked):
                 if now - context.since_s > limit_s:
                     memory.give_up(context)
 
@@ -201,10 +207,10 @@ class MemoryReview:
         """Take memory for the program that has waited for too long, of the tenant with the least."""
         if now < self._next_taking_s:
             return
-        memory, hold_s = self._memory, self._idle.hold_s
-        self._next_taking_s = now + hold_s
+        memory, fill_s = self._memory, self._idle.fill_s
+        self._next_taking_s = now + fill_s
         response_s = min(self._statistics.response_s, self._idle.longest_s)
-        starving_s = max(MAX_HOLDS * hold_s, STARVING * response_s)
+        starving_s = max(STARVING_FILLS * fill_s, STARVING * response_s)
         waiting = memory.inactive.contexts.values()
         # The last of a tenant has waited for longest.
         by_wait = sorted(waiting, key=lambda context: (context.overdue_s(now), -context.number))
@@ -217,14 +223,14 @@ class MemoryReview:
             waited_s = now - context.since_s
             share = memory.tenant_share(context) + context.needed_tokens / context.weight
             is_starving = context.overdue_s(now) > starving_s and now >= self._next_rescue_s
-            is_denied = waited_s > hold_s and share <= even_share and self._may_take_host(context)
+            is_denied = waited_s > fill_s and share <= even_share and self._may_take_host(context)
             if is_starving or is_denied:
                 has_enough = partial(self._has_enough, context)
                 least_share = -math.inf if is_starving else even_share
                 gave = self._deactivate(now, has_enough, least_share)
                 if is_starving:
                     cost_s = sum(map(self._costs.restore_s, [context, *gave]))
-                    self._next_rescue_s = now + max(hold_s, cost_s / RESCUE_SHARE)
+                    self._next_rescue_s = now + max(fill_s, cost_s / RESCUE_SHARE)
                 if has_enough():
                     memory.make_host_room(context)
                     memory.inactive.move(context, -math.inf)
@@ -240,11 +246,12 @@ class MemoryReview:
         """Whether others have given enough; the blocks of their running calls follow when these end."""
         return not self._memory.active.has_unpaused(1) or self._memory.has_room(context)
 
-    def _break_standstill(self) -> None:
+    def _break_standstill(self, now: float) -> None:
         """Where no active program has a call that goes on, activate the first that waits.
 
-        It takes the place of the longest idle ones. Paused ones keep their memory: whether there is enough
-        beside them, only the engine knows, block by block.
+        It takes the place of the longest idle ones. The engine stands still for as long as that costs at
+        most, and never for long: some of them may return in a moment. Paused ones keep their memory: whether
+        there is enough beside them, only the engine knows, block by block.
         """
         memory = self._memory
         while memory.inactive and not memory.active.is_live:
@@ -253,9 +260,26 @@ class MemoryReview:
             own = [context for context in parked if context.tenant == oldest.tenant]
             first = min(own or [oldest], key=attrgetter("rank"))
             idle = [context for context in memory.active.contexts.values() if not context.calls]
-            for context in sorted(idle, key=attrgetter("since_s")):
+            idle.sort(key=attrgetter("since_s"))
+            if idle:
+                wake_s = idle[-1].since_s + min(LEAST_HOLD_S, self._displacing_s(first, idle))
+                if now < wake_s:
+                    self.wake_s = wake_s
+                    return
+            for context in idle:
                 if memory.has_room(first):
                     break
                 memory.drop(context)
             memory.make_host_room(first)
             memory.activate(first)
+
+    def _displacing_s(self, program: ProgramContext, idle: list[ProgramContext]) -> float:
+        """Return the seconds to restore what a program would displace of idle ones, the first ones first."""
+        memory, cost_s = self._memory, 0.0
+        lack = memory.active.tokens + memory.active.added_tokens(program) - memory.capacity_tokens
+        for context in idle:
+            if lack <= 0:
+                break
+            cost_s += self._costs.restore_s(context) * min(1.0, lack / max(1, context.own_tokens))
+            lack -= context.own_tokens
+        return cost_s

@@ -15,6 +15,7 @@ however large. Between tenants, the one with the least active context for its we
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from itertools import count
 from operator import attrgetter
@@ -61,7 +62,7 @@ class WorkingSetAdmission(Admission):
         return sum(
             context.own_tokens
             for contexts in (self.memory.active, self.memory.parked)
-            for context, limit_s in self.idle.longer(now, self.idle.least_s, contexts)
+            for context, limit_s in self.idle.limits(contexts)
             if now - context.since_s > limit_s
         )
 
@@ -95,6 +96,11 @@ class WorkingSetAdmission(Admission):
     def take_stored(self) -> Mapping[str, bool]:
         """Return the programs that became active, or that were given up."""
         return self.memory.take_stored()
+
+    @property
+    def wake_s(self) -> float:
+        """The end of a standstill; inf where the engine has work."""
+        return self._review.wake_s
 
     def arrive(self, call: Call, program: Program, needs: Context | None, now: float) -> None:
         """Note an arriving call, and set whether it is admitted."""
@@ -171,6 +177,8 @@ class WorkingSetAdmission(Admission):
             self.memory.measure(tokens_of)
         self.memory.leaving.measure(tokens_of)
         self._review.run(now)
+        # The engine stands still until then, so that its steps do not tell the time.
+        self._is_dirty = self.wake_s < math.inf
         return self.memory.take_changed()
 
     def take_to_keep(self) -> list[str]:

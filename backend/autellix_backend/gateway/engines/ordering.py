@@ -47,6 +47,8 @@ class ArrivalOrdering:
     """Whether the scheduler's policy decides."""
     slots: ClassVar[float] = math.inf
     """How many calls may be sent at once."""
+    wake_s: ClassVar[float] = math.inf
+    """When to ask for the next call again even if nothing happens; inf for never."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, float] = {}
@@ -160,6 +162,11 @@ class PolicyOrdering:
         self._machine.review(now, step, lambda key: self._tokens.get(key, 0))
         self._machine.tick(now)
         return next((call.call_id for call in self._machine if not call.is_running), None)
+
+    @property
+    def wake_s(self) -> float:
+        """When to ask for the next call again even if nothing happens; inf for never."""
+        return self._machine.admission.wake_s
 
     def send(self, key: str, now: float) -> Wait:
         """Give the call a slot."""

@@ -79,6 +79,8 @@ class EngineQueue:
     _lost_since_s: float | None = None
     """Since when calls cannot be sent, as of the last pump()."""
     _is_shutting_down: bool = False
+    _wake: asyncio.TimerHandle | None = None
+    """For pump(), at the time that the order asked for."""
 
     def __len__(self) -> int:
         return len(self._queued)
@@ -193,6 +195,7 @@ class EngineQueue:
             if key is None:
                 break
             self._send(self._queued.pop(key), self.ordering.send(key, now), now)
+        self._set_wake(self.ordering.wake_s - now if self._queued and is_open else math.inf)
         if self._obstacle() is None:
             self._lost_since_s = None
         elif self._lost_since_s is None:
@@ -217,6 +220,13 @@ class EngineQueue:
                 call.turn.set_result(False)
             elif obstacle is not None and (is_failed or self._has_waited(call)):
                 self._refuse(call, EngineUnavailableError(obstacle), "engine_unavailable")
+
+    def _set_wake(self, after_s: float) -> None:
+        if self._wake is not None:
+            self._wake.cancel()
+            self._wake = None
+        if after_s < math.inf:
+            self._wake = asyncio.get_running_loop().call_later(after_s, self.pump)
 
     def _obstacle(self) -> str | None:
         """Return why no call may be sent, None if calls may."""

@@ -29,11 +29,6 @@ class Baseline(Admission, ABC):
         self.capacity_tokens = math.inf if model.kv_blocks is None else model.kv_blocks * model.block_tokens
         """KV memory of the engine."""
 
-    @property
-    def wake_s(self) -> float:
-        """When it decides next about calls that it holds back, even if nothing happens; inf for never."""
-        return math.inf
-
     def is_due(self, step: int) -> bool:  # noqa: ARG002
         """Whether there may be anything to review."""
         return True
