@@ -44,7 +44,7 @@ SUCCESSES = "vllm:request_success_total"
 
 
 @dataclass(slots=True)
-class Load:
+class MixedLoad:
     """Programs that ask all models in turn, and what they were answered."""
 
     session: aiohttp.ClientSession
@@ -211,7 +211,7 @@ async def get(session: aiohttp.ClientSession, url: str) -> Any:
         return await response.json()
 
 
-async def refusal(load: Load, model: str) -> str:
+async def refusal(load: MixedLoad, model: str) -> str:
     """Return the words with which a model is refused that no engine serves."""
     body = {"model": model, "messages": [{"role": "user", "content": "Tell me."}]}
     async with load.session.post(load.url + "/v1/chat/completions", json=body) as response:
@@ -225,7 +225,7 @@ async def test_every_call_is_made_at_its_model_while_a_third_one_comes_and_goes(
     """The answers and the engines' own counters tell, and each program is one over all models."""
 
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=120)) as session:
-        load, third = Load(session, gateway.url), live_engine.base_url
+        load, third = MixedLoad(session, gateway.url), live_engine.base_url
         urls = [*(engine.url for engine in engines), third]
         before = [await successes(session, url) for url in urls]
         # Each is another model: one prompt has an answer of each.
