@@ -5,7 +5,7 @@ several calls, coding agents with long contexts and tools, or single calls with 
 Each is played alone and beside the other, on the same engine, and the figures are ratios of the two: the 95th
 percentile of the stream's calls, and the flood's throughput up to its end.
 
-    priorities.py [--seeds 3] [--engine llama3.1-8b-h100] [--rate 0.2] [--batch 250] [--token-budget 2048]
+    priorities.py [--seeds 3] [--engine llama3.1-8b-h100] [--rate 0.2] [--batch 200] [--token-budget 2048]
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ SINGLE_CALLS = {
 }
 """The prompts and answers of a flood of single calls."""
 FLOODS = ("agents", "coding agents", *SINGLE_CALLS)
-SIZES = {"agents": 1.0, "coding agents": 0.2, "long prompts": 5.0, "long answers": 5.0}
-"""The programs of a flood, relative to the agents: all floods last for minutes."""
+SIZES = {"agents": 1.0, "coding agents": 0.2, "long prompts": 3.0, "long answers": 3.0}
+"""The programs of a flood, as a share of the agents of one: sessions are long, and single calls short."""
 
 Timed = list[tuple[float, ProgramTrace]]
 
@@ -183,7 +183,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--engine", default="llama3.1-8b-h100", choices=tuple(PRESETS))
     parser.add_argument("--rate", type=float, default=0.2, help="chats per second")
-    parser.add_argument("--batch", type=int, default=250, help="programs of the flood")
+    parser.add_argument("--batch", type=int, default=200, help="agents of a flood")
     parser.add_argument("--token-budget", type=int, default=2048, help="most tokens in one step")
     arguments = parser.parse_args()
     rows = [row for kind in FLOODS for row in rows_of(kind, arguments)]

@@ -266,6 +266,20 @@ def test_a_standstill_ends_with_the_program_that_came_first() -> None:
     assert engine.review(after_s=LEAST_HOLD_S) == ["b1"]
 
 
+@pytest.mark.parametrize("priorities", [(INTERACTIVE, BATCH), (BATCH, INTERACTIVE)])
+def test_between_tenants_no_priority_keeps_a_parked_program(
+    engine: Engine, priorities: tuple[Priority, Priority]
+) -> None:
+    engine.admission.use_host_memory(lambda program_id, tokens: (1.0, 0.0), 1000.0)
+    memory = engine.admission.memory
+    for name, priority in zip("ab", priorities, strict=True):
+        engine.arrive(f"{name}1", 30, tenant=f"tenant {name}", priority=priority)
+        engine.finish(f"{name}1", 30)
+        memory.drop(memory.active.contexts[name])
+
+    assert memory.last_parked().tenant == "tenant b"
+
+
 def test_a_priority_changes_no_weight() -> None:
     machine = make_machine()
     urgent = machine.arrive(Arrival("u", "u", tenant="urgent", priority=INTERACTIVE, context=Context(0)), 0.0)

@@ -121,7 +121,7 @@ class EngineMemory:
         """Return the parked program to give up first: the worst key of the tenant with the most by weight."""
         return max(
             self.parked.contexts.values(),
-            key=lambda each: (self.parked.tenant_tokens(each.tenant) / each.weight, *each.rank),
+            key=lambda each: (self.parked.tenant_tokens(each.tenant) / each.weight, each.tenant, *each.rank),
         )
 
     def tenant_share(self, context: ProgramContext) -> float:
