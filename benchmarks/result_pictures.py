@@ -11,7 +11,9 @@ import argparse
 import json
 import re
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 PAGES = Path(__file__).parents[1] / "docs" / "results"
 _NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
@@ -35,7 +37,24 @@ class Bars:
     """Rows to draw; default: all."""
 
 
-PICTURES = {
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """Panels below each other, whose lines go over the rows of a table."""
+
+    page: str
+    heading: str
+    labels: tuple[int, ...]
+    series: dict[str, tuple[int, int]]
+    """As of Bars."""
+    panels: dict[str, tuple[str, ...]]
+    """Series by the panel's unit."""
+    sums: dict[str, float]
+    """Panels that show sums over the rows so far, and the factor of each number there."""
+    rows: tuple[int, ...] = ()
+
+
+FLEETS = ("saturation", "waiting", "utilisation", "known")
+PICTURES: dict[str, Bars | Lines] = {
     "coding": Bars(
         page="coding.md",
         heading="Far beyond saturation",
@@ -64,6 +83,24 @@ PICTURES = {
         labels=(0,),
         series={"2 engines": (1, 1), "4 engines": (2, 1)},
         unit="mean program latency over locality-bounded",
+    ),
+    "fleet-day": Lines(
+        page="fleet.md",
+        heading="The day",
+        labels=(0,),
+        series={
+            "programs": (1, 0),
+            **{f"{signal} engines": (2 + at, 0) for at, signal in enumerate(FLEETS)},
+            **{f"{signal} calls": (2 + len(FLEETS) + at, 0) for at, signal in enumerate(FLEETS)},
+        },
+        panels={
+            "programs": ("programs",),
+            "engines": tuple(f"{signal} engines" for signal in FLEETS),
+            "waiting calls": tuple(f"{signal} calls" for signal in FLEETS),
+            "engine-hours": tuple(f"{signal} engines" for signal in FLEETS),
+        },
+        # A row is half an hour.
+        sums={"engine-hours": 0.5},
     ),
     "swap": Bars(
         page="swap.md",
@@ -106,7 +143,7 @@ PICTURES = {
 }
 
 
-def values_of(bars: Bars) -> dict[str, list[float]]:
+def values_of(bars: Bars | Lines) -> dict[str, list[float]]:
     """Return the numbers of a picture, by the label of their row, in the order of its series."""
     _, found, text = (PAGES / bars.page).read_text(encoding="utf-8").partition(f"# {bars.heading}\n")
     if not found:
@@ -122,7 +159,7 @@ def values_of(bars: Bars) -> dict[str, list[float]]:
     }
 
 
-def draw(name: str, bars: Bars) -> None:
+def draw(name: str, picture: Bars | Lines) -> None:
     """Write a picture."""
     import matplotlib as mpl
 
@@ -130,7 +167,42 @@ def draw(name: str, bars: Bars) -> None:
     from matplotlib import pyplot as plt
 
     mpl.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": name, "font.size": 9})
-    values = values_of(bars)
+    values = values_of(picture)
+    figure = draw_bars(picture, values) if isinstance(picture, Bars) else draw_lines(picture, values)
+    figure.savefig(
+        PAGES / "pictures" / f"{name}.svg",
+        bbox_inches="tight",
+        metadata={"Date": None, "Description": json.dumps(values)},
+    )
+    plt.close(figure)
+
+
+def draw_lines(lines: Lines, values: dict[str, list[float]]) -> Any:
+    """Return the figure of lines over rows."""
+    from matplotlib import pyplot as plt
+
+    figure, grid = plt.subplots(len(lines.panels), figsize=(7, 1.5 * len(lines.panels)), sharex=True)
+    names = list(lines.series)
+    labels = list(dict.fromkeys(name.partition(" ")[0] for name in names))
+    for axes, (unit, series) in zip(grid, lines.panels.items(), strict=True):
+        for name in series:
+            label = name.partition(" ")[0]
+            numbers = [row[names.index(name)] for row in values.values()]
+            if unit in lines.sums:
+                numbers = [lines.sums[unit] * total for total in accumulate(numbers)]
+            axes.plot(list(values), numbers, label=label, color=f"C{labels.index(label)}", linewidth=1.2)
+        axes.set_ylim(bottom=0)
+        axes.set_ylabel(unit, fontsize=8)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(frameon=False, fontsize=7, loc="upper left")
+    grid[-1].tick_params(axis="x", labelsize=7, rotation=30)
+    return figure
+
+
+def draw_bars(bars: Bars, values: dict[str, list[float]]) -> Any:
+    """Return the figure of groups of bars."""
+    from matplotlib import pyplot as plt
+
     height = 0.8 / len(bars.series)
     figure, axes = plt.subplots(figsize=(7, 0.8 + 0.16 * len(values) * (1 + len(bars.series))))
     for number, label in enumerate(bars.series):
@@ -147,12 +219,7 @@ def draw(name: str, bars: Bars) -> None:
     axes.set_xlabel(bars.unit)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=8, ncols=4, loc="lower left", bbox_to_anchor=(0, 1))
-    figure.savefig(
-        PAGES / "pictures" / f"{name}.svg",
-        bbox_inches="tight",
-        metadata={"Date": None, "Description": json.dumps(values)},
-    )
-    plt.close(figure)
+    return figure
 
 
 def main() -> None:
@@ -161,8 +228,8 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     ).parse_args()
     (PAGES / "pictures").mkdir(exist_ok=True)
-    for name, bars in PICTURES.items():
-        draw(name, bars)
+    for name, picture in PICTURES.items():
+        draw(name, picture)
 
 
 if __name__ == "__main__":
