@@ -39,6 +39,7 @@ from store_throughput import Server, find_server, make_call, opened, redis_serve
 
 from autellix_backend.cli.server import freeze_heap
 from autellix_backend.core.arrival import Arrival, Context
+from autellix_backend.core.balance.memory import memory_of
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.machine import Machine
 from autellix_backend.gateway.calls.body import parse_body
@@ -143,7 +144,7 @@ class SimulatedEngine:
                 for place, call in calls
             ),
             admission=admission_of(machine),
-            demand=demand_of(machine, now),
+            demand=demand_of(machine, memory_of(machine, now)),
         ).to_bytes()
 
 

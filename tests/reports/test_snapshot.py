@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from autellix_backend.core.arrival import Arrival, Context
+from autellix_backend.core.balance.memory import memory_of
 from autellix_backend.core.boost import LEAST_WORK
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.machine import Machine
@@ -125,9 +126,17 @@ def waiting_machine(idle_programs: int = 1) -> Machine:
     return machine
 
 
+def demand_at_2(machine: Machine) -> DemandSnapshot | None:
+    return demand_of(machine, memory_of(machine, 2.0))
+
+
+def parked_at_2(machine: Machine) -> ParkedSnapshot | None:
+    return parked_of(machine, memory_of(machine, 2.0))
+
+
 def test_what_waits_for_memory_survives_the_wire() -> None:
     machine = waiting_machine()
-    demand = demand_of(machine, 2.0)
+    demand = demand_at_2(machine)
     assert demand == DemandSnapshot(
         inactive_tokens=200, inactive_calls=1, between_ends_s=1.0, idle=("idle0",)
     )
@@ -153,8 +162,8 @@ def test_what_host_memory_keeps_survives_the_wire() -> None:
     """One parked program has a call, and so is not among those that wait for the end of another."""
     machine = waiting_machine()
     machine.admission.use_host_memory(lambda program_id, tokens: (1.0, 0.0), 1000.0)
-    assert parked_of(machine, 2.0) == ParkedSnapshot(0, 0, 800, 200, 1)
-    assert parked_of(machine_of(), 2.0) is parked_of(waiting_machine(), 2.0) is None
+    assert parked_at_2(machine) == ParkedSnapshot(0, 0, 800, 200, 1)
+    assert parked_at_2(machine_of()) is parked_at_2(waiting_machine()) is None
     calls = tuple(
         snapshot_of(machine, machine.call(f"c-{name}"), 2.0, place=1, call_id=name, inactive_place=place)
         for name, place in (("active", None), ("inactive", 1))
@@ -164,7 +173,7 @@ def test_what_host_memory_keeps_survives_the_wire() -> None:
         calls=(*calls, msgspec.structs.replace(calls[1], program_id="parked", is_parked=True)),
         left_out=0,
         admission=admission_of(machine),
-        demand=demand_of(machine, 2.0),
+        demand=demand_at_2(machine),
         parked=ParkedSnapshot(2, 350, 800, 200, 1),
     )
 
@@ -178,7 +187,7 @@ def test_what_host_memory_keeps_survives_the_wire() -> None:
 
 def test_a_report_without_all_programs_says_so() -> None:
     machine = waiting_machine(MAX_IDLE_IDS + 1)
-    demand = demand_of(machine, 2.0)
+    demand = demand_at_2(machine)
     assert demand is not None
     assert demand.idle is None
     few = demand._replace(idle=())
@@ -192,7 +201,7 @@ def test_a_report_without_all_programs_says_so() -> None:
 
 
 def test_an_engine_without_admission_reports_no_memory() -> None:
-    assert (demand_of(machine_of(), 2.0), snapshot().memory()) == (None, None)
+    assert (demand_at_2(machine_of()), snapshot().memory()) == (None, None)
     earlier = msgspec.structs.replace(snapshot(), admission=AdmissionSnapshot(3, 2, 500, 600))
     assert earlier.memory() is None
 

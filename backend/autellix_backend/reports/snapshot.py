@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from autellix_backend.core.balance.memory import MemoryReport, memory_of
+from autellix_backend.core.balance.memory import MemoryReport
 from autellix_backend.core.call import Call
 from autellix_backend.core.machine import Machine
 from autellix_backend.core.starvation import totals
@@ -246,9 +246,9 @@ def admission_of(machine: Machine) -> AdmissionSnapshot | None:
     )
 
 
-def demand_of(machine: Machine, now: float) -> DemandSnapshot | None:
-    """Return the demand for a machine's memory, None if it admits every program."""
-    memory, report = machine.admission.memory, memory_of(machine, now)
+def demand_of(machine: Machine, report: MemoryReport | None) -> DemandSnapshot | None:
+    """Return the demand for a machine's memory by its report, None if it admits every program."""
+    memory = machine.admission.memory
     if memory is None or report is None:
         return None
     present = (*memory.active.contexts.items(), *memory.parked.contexts.items())
@@ -262,9 +262,9 @@ def demand_of(machine: Machine, now: float) -> DemandSnapshot | None:
     )
 
 
-def parked_of(machine: Machine, now: float) -> ParkedSnapshot | None:
+def parked_of(machine: Machine, report: MemoryReport | None) -> ParkedSnapshot | None:
     """Return the programs whose contexts a machine's host memory keeps, None without any host memory."""
-    memory, report = machine.admission.memory, memory_of(machine, now)
+    memory = machine.admission.memory
     if memory is None or report is None or not memory.host_tokens:
         return None
     return ParkedSnapshot(

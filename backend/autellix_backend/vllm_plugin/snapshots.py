@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from typing import Any, TypedDict
 
+from autellix_backend.core.balance.memory import memory_of
 from autellix_backend.core.call import Call
 from autellix_backend.core.machine import Machine
 from autellix_backend.reports.snapshot import (
@@ -123,7 +124,7 @@ class SnapshotReporter:
     def snapshot(self, now: float, load: SchedulerLoad, held_blocks: HeldBlocks) -> EngineSnapshot:
         """Return the snapshot of this moment."""
         tracker, machine = self._tracker, self._tracker.machine
-        memory = machine.admission.memory
+        memory, report = machine.admission.memory, memory_of(machine, now)
         places = {} if memory is None else memory.inactive.places()
         calls = chain(machine, _refused(machine, places))
         running: defaultdict[str, list[str]] = defaultdict(list)
@@ -158,9 +159,9 @@ class SnapshotReporter:
             calls=standings,
             left_out=len(tracker) - len(standings),
             admission=admission_of(machine),
-            demand=demand_of(machine, now),
-            spare_tokens=machine.admission.spare_tokens(now),
-            parked=parked_of(machine, now),
+            demand=demand_of(machine, report),
+            spare_tokens=0 if report is None else report.spare_tokens,
+            parked=parked_of(machine, report),
             boost=boost_of(machine),
         )
 
