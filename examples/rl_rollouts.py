@@ -21,7 +21,7 @@ async def rollout(client, group, seed):
     async with autellix.program("rollout", group=group, expected_calls=MAX_TURNS):
         for _ in range(chance.randint(1, MAX_TURNS)):
             answer = await client.chat.completions.create(
-                model=MODEL, messages=messages, max_tokens=24, temperature=1.0, seed=seed
+                model=MODEL, messages=messages, max_tokens=24, temperature=1.0
             )
             observation = "The environment's answer."
             messages.append({"role": "assistant", "content": answer.choices[0].message.content})
