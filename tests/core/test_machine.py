@@ -457,3 +457,7 @@ def test_programs_that_have_outgrown_the_memory_are_deactivated_in_one_walk() ->
     few, many = map(work_of_outgrowing, (30, 600))
 
     assert many < 2.0 * few
+
+
+def test_without_admission_time_alone_admits_no_call() -> None:
+    assert Machine(SchedulerConfig(admission="none")).admission.wake_s == math.inf
