@@ -157,10 +157,13 @@ def test_states_and_waits_are_those_of_the_api(stage: Stage, browser: BrowserThr
             await page.wait_for_function(IN_ENGINE, arg=slots)
             told = {row["program_id"]: row for row in (await api(page, "programs"))["programs"]}
             shown = await page.locator(ROWS).evaluate_all(CELLS)
+            later = {row["program_id"]: row for row in (await api(page, "programs"))["programs"]}
             assert len(shown) > 20
             for program_id, state, wait in shown:
                 assert state == told[program_id]["state_text"]
-                assert seconds_of(wait) == pytest.approx(told[program_id]["wait_s"], abs=3.0)
+                # A busy machine may take seconds from one question to the next.
+                least_s, most_s = told[program_id]["wait_s"] - 3.0, later[program_id]["wait_s"] + 3.0
+                assert least_s <= seconds_of(wait) <= most_s
 
     browser.visit(programs_url(stage), look)
 
