@@ -11,6 +11,7 @@ import dataclasses
 import heapq
 import itertools
 import json
+import math
 import os
 import random
 import sys
@@ -47,6 +48,7 @@ from autellix_backend.core.policies import make_policy
 from autellix_backend.core.table import ProcessTable
 from autellix_backend.settings.scheduler import scheduler_from_mapping
 from autellix_backend.vllm_plugin.program_scheduler import AsyncProgramScheduler, SyncProgramScheduler
+from autellix_lab.sim.engine import LEAST_WAIT_S
 from autellix_lab.sim.model import EngineModel, attended_pairs
 from autellix_lab.workload.prefixes import system_prefix
 from autellix_lab.workload.trace import CallTrace, ProgramTrace
@@ -201,7 +203,9 @@ class ScriptedEngine:
         # calls wait for transfers, it turns until one is over.
         next_end_s = None if self._transfers is None else self._transfers.next_end_s
         if next_end_s is None:
-            return output, self.now
+            # Where calls only wait for the end of a standstill, it sleeps for a moment.
+            is_standing = self._plugin.tracker.machine.admission.wake_s < math.inf
+            return output, self.now + is_standing * max(self.model.step_s, LEAST_WAIT_S)
         return output, min(self.now + self.model.step_s, max(self.now, next_end_s))
 
     def _step_time_s(self, output: Any) -> float:

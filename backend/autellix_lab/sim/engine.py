@@ -30,7 +30,8 @@ from autellix_lab.sim.victims import VictimSelector
 Decision = tuple[str, str, float]
 """Event (`arrive`, `start`, `preempt`, `finish` or the reason of a level change), call and time."""
 
-_LEAST_WAIT_S = 0.001
+LEAST_WAIT_S = 0.001
+"""An engine that has calls and no step looks for work again after this time."""
 
 
 class SimEngine:
@@ -126,7 +127,7 @@ class SimEngine:
             is_last = self._prepare_step(now)
         if not self.batch.has_work and self.loads.calls:
             # Nothing runs until the first load is over.
-            return self._wait(now, max(self.loads.next_end_s - now, _LEAST_WAIT_S), 1)
+            return self._wait(now, max(self.loads.next_end_s - now, LEAST_WAIT_S), 1)
         if not self.batch.calls:
             has_work = self._arrivals or (self.calls and not is_last)
             return self._wait_for_decision(now) if has_work else self._wait_for_admission(now)
@@ -240,7 +241,10 @@ class SimEngine:
         wake_s = self.machine.admission.wake_s
         if wake_s == math.inf:
             return None
-        step_s = max(self.model.step_s, _LEAST_WAIT_S)
+        step_s = max(self.model.step_s, LEAST_WAIT_S)
+        if self.machine.admission.memory is not None:
+            # As live, where each step reviews the memory.
+            return self._wait(now, step_s, 1)
         return self._wait(now, step_s, max(1, math.ceil((wake_s - now) / step_s)))
 
     def _wait(self, now: float, step_s: float, steps: int) -> float:

@@ -55,12 +55,28 @@ class MemoryReview:
     """Moves programs in and out of one engine's memory."""
 
     def __init__(
-        self, memory: EngineMemory, idle: IdleLimits, costs: ContextCosts, statistics: ProgramStatistics
+        self,
+        memory: EngineMemory,
+        idle: IdleLimits,
+        costs: ContextCosts,
+        statistics: ProgramStatistics,
+        *,
+        waits_at_standstill: bool,
     ) -> None:
+        """Review an engine's memory.
+
+        Args:
+            memory: The memory.
+            idle: How long idle programs keep it.
+            costs: What giving it back costs.
+            statistics: Of the programs.
+            waits_at_standstill: Whether an engine without work waits for idle programs for a moment.
+        """
         self._memory = memory
         self._idle = idle
         self._costs = costs
         self._statistics = statistics
+        self._waits_at_standstill = waits_at_standstill
         self._next_taking_s = 0.0
         """The earliest time at which memory may be taken from active programs again."""
         self._next_rescue_s = 0.0
@@ -261,7 +277,7 @@ class MemoryReview:
             first = min(own or [oldest], key=attrgetter("rank"))
             idle = [context for context in memory.active.contexts.values() if not context.calls]
             idle.sort(key=attrgetter("since_s"))
-            if idle:
+            if idle and self._waits_at_standstill:
                 wake_s = idle[-1].since_s + min(LEAST_HOLD_S, self._displacing_s(first, idle))
                 if now < wake_s:
                     self.wake_s = wake_s

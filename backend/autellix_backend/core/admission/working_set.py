@@ -49,7 +49,14 @@ class WorkingSetAdmission(Admission):
         self._kv_tokens = inputs.kv_tokens
         self._costs = ContextCosts(inputs.token_cost)
         self.idle = IdleLimits(self.memory.capacity_tokens, config.idle_s, self._costs)
-        self._review = MemoryReview(self.memory, self.idle, self._costs, inputs.statistics)
+        self._review = MemoryReview(
+            self.memory,
+            self.idle,
+            self._costs,
+            inputs.statistics,
+            # With decisions every N steps, as in the paper, an engine without work has no time of its own.
+            waits_at_standstill=config.period_steps == 1,
+        )
         self._key_of = inputs.key_of
         self._holding_of = inputs.holding_of
         self._numbers = count()
