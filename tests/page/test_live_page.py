@@ -171,9 +171,12 @@ def test_states_and_waits_are_those_of_the_api(stage: Stage, browser: BrowserThr
 # Rows outside of the view are not in the document: the first ones run.
 IN_ENGINE = """slots => [...document.querySelectorAll("table .state-in_engine")]
   .filter(cell => cell.checkVisibility()).length === slots"""
-CELLS = (
-    """rows => rows.map(row => [row.cells[0].title, row.cells[1].textContent, row.cells[3].textContent])"""
-)
+# Columns without anything to show are hidden, but in the document.
+CELLS = """rows => rows.map((row) => {
+  const titles = [...row.closest("table").tHead.rows[0].cells].map(head => head.textContent.trim());
+  const cell = title => row.cells[titles.findIndex(each => each.startsWith(title))];
+  return [cell("Program").title, cell("State").textContent, cell("Wait").textContent];
+})"""
 
 
 async def api(page: Page, path: str) -> dict[str, Any]:
