@@ -64,7 +64,7 @@ PICTURES: dict[str, Bars | Lines] = {
     ),
     "peers": Bars(
         page="peers.md",
-        heading="One engine",
+        heading="Today's rule",
         labels=(0,),
         series={"tools": (1, 0), "coding": (2, 0)},
         unit="mean program latency, s",

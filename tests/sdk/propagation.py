@@ -25,7 +25,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Row:
-    """One case in docs/guides/sdk.md."""
+    """One case; docs/guides/sdk.md has those with a limit."""
 
     what: str
     verdict: str
