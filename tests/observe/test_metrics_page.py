@@ -13,7 +13,7 @@ from autellix_backend.observe.call_log import CallLog
 from autellix_backend.observe.metrics import GatewayMetrics
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "metrics.md"
-ROW = re.compile(r"^\| `(autellix_\w+)` \| (\w+) \| (.*?) ?\| \S.* \|$", re.MULTILINE)
+ROW = re.compile(r"^\| `(autellix_\w+)(?:\{([\w,]+)\})?`(?: (histogram))? \| \S.* \|$", re.MULTILINE)
 
 SUFFIXES = {"counter": "_total", "info": "_info"}
 
@@ -22,7 +22,15 @@ Row = tuple[str, tuple[str, ...]]
 
 def documented() -> dict[str, Row]:
     rows = ROW.findall(PAGE.read_text(encoding="utf-8"))
-    return {name: (kind, tuple(re.findall(r"`(\w+)`", labels))) for name, kind, labels in rows}
+    return {
+        name: (kind or kind_of(name), tuple(labels.split(",")) if labels else ())
+        for name, labels, kind in rows
+    }
+
+
+def kind_of(name: str) -> str:
+    """Return the kind of a metric that is no histogram, by the page's rule."""
+    return next((kind for kind, suffix in SUFFIXES.items() if name.endswith(suffix)), "gauge")
 
 
 def registered(registry: CollectorRegistry) -> dict[str, Row]:

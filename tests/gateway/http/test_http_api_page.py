@@ -31,21 +31,22 @@ def test_every_engine_endpoint_is_documented_correctly() -> None:
     expected = [
         (
             f"`{row.method} {plain(row.path)}`",
-            "call" if row.makes_call else "passed through",
+            "call" if row.makes_call else "pass-through",
             ("yes" if row.takes_identity else "no") if row.makes_call else "",
-            row.errors.value,
         )
         for row in DIALECTS
     ]
-    told = [
-        (path, kind, identity, shape.lower())
-        for path, kind, identity, _, shape in rows("The engine's endpoints")
-    ]
+    told = [(path, kind, identity) for path, kind, identity, _ in rows("The engine's endpoints")]
     assert told == expected
-    ends = [end for *_, end, _ in rows("The engine's endpoints")]
+    ends = [end for *_, end in rows("The engine's endpoints")]
     assert [
         row.stream_ends[0].decode() in end for row, end in zip(DIALECTS, ends, strict=True) if row.stream_ends
     ] == ([True] * 4)
+
+
+def test_errors_have_anthropics_form_under_v1_messages_alone() -> None:
+    anthropic = [row.path for row in DIALECTS if row.errors.value == "anthropic"]
+    assert anthropic == [row.path for row in DIALECTS if row.path.startswith("/v1/messages")]
 
 
 def test_every_own_path_is_documented_with_its_errors() -> None:
