@@ -21,11 +21,9 @@ HEAD = """# The command line
 
 <!-- Written by scripts/cli_page.py. -->
 
-`autellix --help` lists the commands, and `--help` after one of them shows the same text as this page.
-Commands that ask a running gateway find it by `AUTELLIX_BASE_URL` and `AUTELLIX_API_KEY`, or `--url` and
-`--api-key`.
-An option that several commands share is described under the first one. Options of `bench`, `sim`, `trace`
-and `workload` are only named here.
+`--help` after a command shows the same text, and alone has the arguments of `bench`, `sim`, `trace` and
+`workload`. Commands that ask a running gateway find it by `AUTELLIX_BASE_URL` and `AUTELLIX_API_KEY`, or
+`--url` and `--api-key`. An option that several commands share is described under the first one.
 
 | exit code | meaning |
 |---|---|
@@ -51,10 +49,16 @@ def page() -> str:
         parts.append(f"## `autellix {name}`\n\n{summary}\n\n```sh\n{command.example}\n```\n")
         parts += _arguments(parsers[name], f"autellix {name}", places)
         is_short = command.module.startswith(LABORATORY)
-        for action, (about, child) in _actions(parsers[name]).items():
+        actions = _actions(parsers[name])
+        if is_short and actions:
+            parts.append(
+                "".join(f"- `autellix {name} {action}`: {about}.\n" for action, (about, _) in actions.items())
+            )
+            continue
+        for action, (about, child) in actions.items():
             whole = f"autellix {name} {action}"
             parts.append(f"### `{whole}`\n\n{about[:1].upper()}{about[1:]}.\n")
-            parts += _names(child) if is_short else _arguments(child, whole, places)
+            parts += _arguments(child, whole, places)
     return "\n".join(parts)
 
 
@@ -67,15 +71,6 @@ def _actions(parser: argparse.ArgumentParser) -> dict[str, tuple[str, argparse.A
         for choice in action._choices_actions
     }
     return {action: (about.get(action, ""), child) for action, child in _below(parser).items()}
-
-
-def _names(parser: argparse.ArgumentParser) -> list[str]:
-    """Return the names of a parser's arguments, which its `--help` describes."""
-    shown = [action for action in parser._actions if not isinstance(action, NOT_SHOWN)]
-    names = [
-        f"`{action.option_strings[-1]}`" if action.option_strings else _shown(action) for action in shown
-    ]
-    return [f"Arguments: {', '.join(names)}.\n".replace("\\|", "|")] if names else []
 
 
 def _arguments(parser: argparse.ArgumentParser, command: str, places: dict[str, str]) -> list[str]:

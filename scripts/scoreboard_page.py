@@ -18,16 +18,16 @@ HEAD = """# Results
 
 <!-- Written by scripts/scoreboard_page.py. -->
 
-Each page gives the command and date of its figures and lists losing cases first. Ratios are to FCFS, vLLM's
-own order, with the same programs and arrivals: less is better. `DATA` is a folder whose `public/` has the
-recorded traces. Nothing was measured on a GPU; figures with a GPU's name are simulated.
+Ratios are to FCFS, vLLM's own order, with the same programs and arrivals: less is better. `DATA` is a folder
+whose `public/` has the recorded traces. Nothing was measured on a GPU; figures with a GPU's name are simulated.
 
 `scripts/scoreboard` measures a small version of each row again, in at most 20 minutes on two idle cores, and
 prints what has moved by more than its noise. Without `DATA` in its environment it skips what needs traces.
-The last column has the commit that was measured, or else the one that brought the figure.
+The last column has the commit that was measured, or else the one that brought the figure. Measuring tools are
+ours unless a row names others.
 
-| claim | figure | where it loses | command | tool of | measured |
-|---|---|---|---|---|---|
+| claim | figure | where it loses | command | measured |
+|---|---|---|---|---|
 """
 
 
@@ -77,8 +77,8 @@ def page() -> str:
 
 def _row(claim: Claim) -> str:
     link = f"[`{_short(claim.command)}`]({claim.page})"
-    measured = f"{claim.date}, {claim.commit}"
-    cells = (claim.claim, claim.figure, claim.loses, link, claim.tool, measured)
+    command = link if claim.tool == "ours" else f"{link} ({claim.tool})"
+    cells = (claim.claim, claim.figure, claim.loses, command, f"{claim.date}, {claim.commit}")
     return f"| {' | '.join(cells)} |\n"
 
 

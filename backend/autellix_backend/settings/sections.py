@@ -85,7 +85,7 @@ class GatewaySettings:
     """whether a call that names a program needs the token of its session"""
     token_secret: Secret | None = None
     """secret that signs session tokens; unset, `autellix serve` generates one and keeps it in
-    `AUTELLIX_CACHE_DIR`. Never shown"""
+    `AUTELLIX_CACHE_DIR`"""
     tenants_file: Folder | None = None
     """[TOML file of tenants](../guides/self-hosting.md) with their API keys, weights and limits; unset
     turns authentication off"""
@@ -121,20 +121,19 @@ class EngineSettings:
     replicas: PositiveInt = 1
     """number of engines of the model to start, each on its own cores or GPUs"""
     urls: HttpUrls = ()
-    """running OpenAI-compatible servers to send calls to; the option may be repeated (in the file: a list)"""
+    """running OpenAI-compatible servers; the option may be repeated (in the file: a list)"""
     kind: Annotated[str, one_of(ENGINE_KINDS)] = AUTO_KIND
     """what runs at `urls`, which decides the fields it receives; `auto` asks each server"""
     must_answer: bool = True
-    """whether the start fails if one of `urls` does not answer; `false` starts without it, and sends it
-    calls once it answers"""
+    """whether the start fails if one of `urls` does not answer; if `false`, it gets calls once it answers"""
     api_key: ApiKey | None = None
-    """API key that engines receive in place of the client's. Never shown"""
+    """API key that engines receive in place of the client's"""
     report_secret: Secret | None = None
-    """secret that this gateway shares with the engines at `urls` that have our scheduler, for [their
-    reports](../guides/cluster.md#reports); engines read the same variable. Never shown"""
+    """secret shared with the engines at `urls` for [their reports](../guides/cluster.md#reports); engines read
+    the same variable"""
     max_in_flight: PositiveInt | None = None
-    """calls in flight at an engine without our scheduler; the others wait in the gateway, in the scheduler's
-    order; unset learns the number from the metrics of a vLLM server, and sends all to any other"""
+    """calls in flight at an engine without our scheduler; the others wait in the gateway; unset learns the
+    number from a vLLM server's metrics, and sends all to any other"""
     kv_tokens: PositiveInt | None = None
     """KV memory of an engine without our scheduler, tokens: the gateway then [admits
     programs](../scheduling.md) for it; unset reads it from a vLLM server, and admits all elsewhere"""
@@ -177,21 +176,19 @@ class SchedulerSettings:
     beta: PositiveFloat = _DEFAULTS.beta
     """starvation threshold: a call is promoted once wait/service reaches it; `inf` turns it off"""
     admission: Annotated[str, one_of(ADMISSION_KINDS)] = _DEFAULTS.admission
-    """which [programs may run](../scheduling.md) at all: those whose contexts fit into KV memory together
+    """which [programs may run](../scheduling.md): those whose contexts fit into KV memory together
     (`working_set`), or all (`none`); `auto` is the former with policy `boost`"""
     idle_s: FiniteFloat = _DEFAULTS.idle_s
-    """the longest time for which an active program without a call keeps its share of KV memory, s"""
+    """how long an active program without a call keeps its share of KV memory at most, s"""
     boost: NonNegativeFloat = _DEFAULTS.boost
     """strength of policy `boost`, as a share of the mean response time of programs: higher favours short
     programs; 0 is order of arrival"""
     preemption: Annotated[str, one_of(PREEMPTION_KINDS)] = _DEFAULTS.preemption
-    """when a running call yields its slot to one of a higher priority: `priced` where that gains
-    [more than it costs](../scheduling.md#what-a-preemption-costs), `always` as in the paper, or
-    `never`"""
+    """when a running call yields its slot to a better one: `priced` where that gains [more than it
+    costs](../scheduling.md#what-a-preemption-costs), `always` as in the paper, or `never`"""
     period_steps: Annotated[int, Field(ge=1, le=MAX_PERIOD_STEPS), NUMBER] = _DEFAULTS.period_steps
-    """engine steps between two decisions: the paper's [multi-step
-    scheduling](../scheduling.md#decisions-every-n-steps), for engines with our scheduler; 1 decides in every
-    step"""
+    """engine steps between two decisions, for engines with our scheduler: the paper's [multi-step
+    scheduling](../scheduling.md#decisions-every-n-steps)"""
 
     def __post_init__(self) -> None:
         self.config()
@@ -234,8 +231,7 @@ class ObserveSettings:
     """file to which one JSON line per settled call is appended; `-` is standard error"""
     otlp_endpoint: HttpUrl | None = None
     """OpenTelemetry collector that receives spans of programs and calls, and GenAI metrics, over HTTP; unset
-    follows `OTEL_EXPORTER_OTLP_ENDPOINT`, `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT` and
-    `OTEL_EXPORTER_OTLP_METRICS_ENDPOINT`"""
+    follows OpenTelemetry's variables, such as `OTEL_EXPORTER_OTLP_ENDPOINT`"""
     program_names: Names = ()
     """names of programs with separate [metrics](metrics.md#programs); others count as `other`"""
 
