@@ -18,8 +18,9 @@ HEAD = """# Results
 
 <!-- Written by scripts/scoreboard_page.py. -->
 
-Ratios are to FCFS, vLLM's own order, with the same programs and arrivals: less is better. `DATA` is a folder
-whose `public/` has the recorded traces. Nothing was measured on a GPU; figures with a GPU's name are simulated.
+Ratios are to FCFS, vLLM's own order, with the same programs and arrivals: less is better. `DATA` is a
+folder whose `public/` has the recorded traces. Nothing was measured on a GPU; figures with a GPU's name are
+simulated.
 
 `scripts/scoreboard` measures a small version of each row again, in at most 20 minutes on two idle cores, and
 prints what has moved by more than its noise. Without `DATA` in its environment it skips what needs traces.

@@ -34,7 +34,7 @@ autellix config show --config autellix.toml
 autellix config check autellix.toml
 ```
 
-`GET /autellix/v1/config` shows the values of a running gateway. All three hide secrets. In the environment
+`GET /autellix/v1/config` shows the values of a running gateway. Secrets are hidden. In the environment
 and in options lists are written `0.5,2,8`, words as in a shell. An empty default means not set.
 """
 ROW = "| setting, option | default | accepts | meaning |\n|---|---|---|---|"

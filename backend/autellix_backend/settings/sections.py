@@ -129,8 +129,8 @@ class EngineSettings:
     api_key: ApiKey | None = None
     """API key that engines receive in place of the client's"""
     report_secret: Secret | None = None
-    """secret shared with the engines at `urls` for [their reports](../guides/cluster.md#reports); engines read
-    the same variable"""
+    """secret shared with the engines at `urls` for [their reports](../guides/cluster.md#reports); engines
+    read the same variable"""
     max_in_flight: PositiveInt | None = None
     """calls in flight at an engine without our scheduler; the others wait in the gateway; unset learns the
     number from a vLLM server's metrics, and sends all to any other"""
