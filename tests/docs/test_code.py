@@ -127,6 +127,14 @@ def test_commands_can_be_copied(page: Page) -> None:
 
 
 @each_current_page
+def test_the_package_is_installed_from_where_it_is(page: Page) -> None:
+    """Without a release on PyPI that is the repository."""
+    installed = [words[words.index("install") + 1 :] for words in page.commands() if "install" in words]
+    ours = [word for words in installed for word in words if word.startswith("autellix")]
+    assert [word for word in ours if "git+https://" not in word] == []
+
+
+@each_current_page
 def test_commands_in_the_prose_parse(page: Page) -> None:
     spans = [span.split() for span in page.spans() if span.split()]
     assert problems_of(spans, check_span) == []
