@@ -266,7 +266,8 @@ def test_a_program_between_calls_shows_since_when_and_its_tools() -> None:
     assert (told.state_text, told.tools) == ("between calls (tool fetch)", ("fetch",))
     assert told.text == (
         "No call has been open for 20.0 s. Its last answer called fetch. Tools before its last call: search "
-        "(0.50 s), bash (120 s). 3 calls have finished; it has used 1.4 s of engine time and waited 2.0 s."
+        "(0.50 s), bash (120 s). 3 calls have finished; it has used 1.4 s of engine time, "
+        "and its calls have waited 2.0 s in all."
     )
 
 
@@ -275,7 +276,7 @@ def test_a_program_between_calls_without_known_tools_is_explained() -> None:
 
     assert told.text == (
         "No call has been open for 20.0 s. (A tool may be running; it shows with the next call.) "
-        "1 call has finished; it has used 1.4 s of engine time and waited 2.0 s."
+        "1 call has finished; it has used 1.4 s of engine time, and it has waited 2.0 s."
     )
 
 
@@ -285,6 +286,13 @@ def test_a_program_whose_first_call_waits_shows_its_present_wait() -> None:
 
     assert told.text.startswith("No call has finished yet; it has waited 4.5 s. Policy plas: calls of")
     assert told.wait_s == pytest.approx(4.5)
+
+
+def test_the_wait_of_several_calls_is_said_to_be_theirs() -> None:
+    view = program(finished_calls=0, active_calls=6)
+    told = explain_program(view, overview(open_call("key-3"), last=snapshot(FAST, MINE)), CONFIG, Tenant())
+
+    assert told.text.startswith("No call has finished yet; its calls have waited 4.5 s in all. ")
 
 
 def test_a_program_is_explained_call_by_call() -> None:

@@ -47,15 +47,18 @@ def program_text(
     has_tenants: bool,
 ) -> str:
     """Return what a program has used, and what orders its calls or how long it has had none."""
+    # Calls wait side by side, so the sum may exceed the program's age.
+    is_one = view.finished_calls + view.active_calls < 2
+    waited = (
+        f"it has waited {seconds(wait_s)}" if is_one else f"its calls have waited {seconds(wait_s)} in all"
+    )
     if view.finished_calls:
         finished = (
             f"{_count(view.finished_calls, 'call')} {'has' if view.finished_calls == 1 else 'have'} finished"
         )
-        used = (
-            f"{finished}; it has used {seconds(view.service_s)} of engine time and waited {seconds(wait_s)}."
-        )
+        used = f"{finished}; it has used {seconds(view.service_s)} of engine time, and {waited}."
     else:
-        used = f"No call has finished yet; it has waited {seconds(wait_s)}."
+        used = f"No call has finished yet; {waited}."
     if place.state is ProgramState.BETWEEN_CALLS:
         return joined(f"No call has been open for {seconds(place.state_s)}.", _tools_text(view, place), used)
     order = f"olicy {config.policy}: {make_policy(config.policy).rule}."
