@@ -28,7 +28,7 @@ VIEWS = {
     "living": ("#/program/report-7", ".gantt [data-call]"),
 }
 CUT_OFF = """() => [...document.querySelectorAll("main *")]
-  .filter(node => node.matches("td, th button, h1, h2, .tag, .figure, button, .legend li, .scroll"))
+  .filter(node => node.matches("td, th button, h1, h2, .tag, .figure, button, .legend li, .scroll, .dag"))
   .filter(node => node.checkVisibility() && node.scrollWidth > node.clientWidth + 1)
   .map(node => node.textContent.slice(0, 40))"""
 

@@ -8,8 +8,9 @@ const RADIUS = 6;
 const EDGE_PIXELS = 16;
 // With few calls there is room for their ids.
 const MOST_LABELS = 60;
-const LABELLED = { column: 120, row: 36, hasLabels: true };
-const PLAIN = { column: 46, row: 22, hasLabels: false };
+// On a narrow screen columns move together before the picture scrolls.
+const LABELLED = { column: 120, leastColumn: 84, row: 36, hasLabels: true };
+const PLAIN = { column: 46, leastColumn: 46, row: 22, hasLabels: false };
 const LEGEND = [["dot-done", "answered"], ["dot-open", "open"], ["dot-failed", "failed"], ["swatch-path", "critical path"]];
 
 // Returns the depth of each call and the edges between calls; a call whose parents are unknown depends on
@@ -45,14 +46,17 @@ export class Dag {
   show(timeline) {
     const calls = timeline.calls.slice(0, MOST_NODES);
     const { depths, edges } = layersOf(calls);
+    this.chart.hidden = this.legend.hidden = !edges.length;
     const path = new Set(timeline.spent.critical_path);
     const places = placesOf(calls, depths);
     const columns = Math.max(0, ...depths.values()) + 1;
     const rows = Math.max(1, ...[...places.values()].map(([, row]) => row + 1));
     const step = calls.length <= MOST_LABELS ? LABELLED : PLAIN;
-    const width = columns * step.column + EDGE_PIXELS;
+    const room = (this.chart.clientWidth || Infinity) - EDGE_PIXELS;
+    const column = Math.max(step.leastColumn, Math.min(step.column, Math.floor(room / columns)));
+    const width = columns * column + EDGE_PIXELS;
     const height = rows * step.row + EDGE_PIXELS;
-    const at = (call) => [places.get(call)[0] * step.column + EDGE_PIXELS, places.get(call)[1] * step.row + EDGE_PIXELS];
+    const at = (call) => [places.get(call)[0] * column + EDGE_PIXELS, places.get(call)[1] * step.row + EDGE_PIXELS];
     const isStrong = (from, to) => path.has(from.call_id) && path.has(to.call_id);
     const lines = edges.map(([from, to]) => svg("path", { class: isStrong(from, to) ? "path-line" : "edge", d: curveOf(at(from), at(to)) }));
     const nodes = calls.map((call) => {
@@ -63,7 +67,6 @@ export class Dag {
         svg("title", {}, `${call.call_id}, thread ${threadName(call)}`))];
     });
     this.chart.replaceChildren(svg("svg", { width, height, role: "img", "aria-label": `${oneOrMany(calls.length, "call")} in ${oneOrMany(columns, "layer")}; the table below names the parents of each` }, lines, nodes));
-    this.chart.hidden = this.legend.hidden = !edges.length;
     if (!edges.length) setText(this.note, "No call depends on another.");
     else setText(this.note, timeline.calls.length > calls.length ? `The first ${count(calls.length)} of ${count(timeline.calls.length)} calls are drawn.` : "");
   }
