@@ -328,6 +328,29 @@ def test_two_thousand_programs_are_few_rows(stage: Stage, browser: BrowserThread
     browser.visit(programs_url(stage), look)
 
 
+def test_slow_answers_do_not_stop_the_page(stage: Stage, browser: BrowserThread) -> None:
+    """It asks less often, but at least every five seconds."""
+
+    async def look(page: Page) -> None:
+        assert await page.evaluate(PAUSES, [20, 300, 4000]) == [1000, 3000, 5000]
+
+    browser.visit(stage.url + "/autellix/#/compare", look)
+
+
+PAUSES = """async (answersMs) => {
+  const { poll } = await import(new URL("polling.js", document.querySelector("script[type=module]").src));
+  const pauses = [];
+  let clockMs = 0;
+  performance.now = () => clockMs;
+  for (const answerMs of answersMs) {
+    const view = { isClosed: false, refresh: async () => { clockMs += answerMs; return true; } };
+    window.setTimeout = (resume, pauseMs) => { pauses.push(pauseMs); view.isClosed = true; resume(); };
+    await poll(view, 1000);
+  }
+  return pauses;
+}"""
+
+
 def test_an_ended_program_over_time(stage: Stage, browser: BrowserThread) -> None:
     stage.restore(telling_program())
 

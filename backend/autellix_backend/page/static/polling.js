@@ -2,13 +2,15 @@
 
 // Asking and drawing may take at most this share of the time.
 const BUSY_SHARE = 0.1;
+// Beyond it, values would look live and be old: a busy machine answers late.
+const MOST_PAUSE_MS = 5000;
 
 // Asks until the view is closed or its `refresh` returns false; never in a hidden tab.
 export async function poll(view, leastMs) {
   while (!view.isClosed) {
     const begunMs = performance.now();
     if (!document.hidden && !(await view.refresh())) return;
-    await pauseFor(Math.max(leastMs, (performance.now() - begunMs) / BUSY_SHARE));
+    await pauseFor(Math.max(leastMs, Math.min(MOST_PAUSE_MS, (performance.now() - begunMs) / BUSY_SHARE)));
   }
 }
 
