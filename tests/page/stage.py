@@ -127,7 +127,7 @@ class Stage:
 
         self.run(send())
 
-    def tell_busy(self, *, step: int = 4812, slots: int = 4) -> None:
+    def tell_busy(self, *, step: int = 4812, slots: int = 4, free_slots: int = 0) -> None:
         """Send a snapshot in which the first open calls run, and the others wait."""
 
         async def send() -> list[Any]:
@@ -154,7 +154,7 @@ class Stage:
                 *calls,
                 step=step,
                 mean_step_s=0.031,
-                slots=slots,
+                slots=slots + free_slots,
                 kv_used_blocks=1480,
                 kv_total_blocks=2048,
                 level_calls=(3, 3, 2),

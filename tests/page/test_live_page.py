@@ -88,6 +88,8 @@ def test_the_overview_says_what_programs_wait_for(stage: Stage, browser: Browser
         legend = page.locator(".bars .legend").first
         for text in ("2 waiting for memory", "2 waiting for a slot", "4 in the engine", "1 between calls"):
             await until_text(legend, text)
+        stage.tell_busy(step=4813, free_slots=2)
+        await until_text(headline, "2 programs wait for the engine, the longest for")
         await page.get_by_role("link", name="Which?").click()
         await row_of(page, "chat-1").wait_for()
 

@@ -122,14 +122,16 @@ export class OverviewView {
 }
 
 // Whether programs wait, for what and since when; else what to do next.
-function headlineOf({ states, programs, engines, engines_up: up, kv }) {
+function headlineOf({ states, programs, engines, engines_up: up, running, slots, kv }) {
   const down = up < engines ? [el("span", { class: "bad" }, `${count(engines - up)} of ${oneOrMany(engines, "engine")} ${engines - up === 1 ? "is" : "are"} down. `), el("a", { href: "#/engines" }, "Engines"), " "] : [];
   if (!programs) return [...down, "No programs yet. Send a request to ", el("code", {}, new URL("../v1", location.href).href), " and it appears here."];
   const waiting = states.filter(({ state, programs: number }) => number && state.startsWith("waiting"));
   if (!waiting.length) return [...down, "No program waits."];
+  // With free slots it waits for its prefill.
+  const slot = running < slots ? "the engine" : "a batch slot";
   const parts = waiting.map(({ state, programs: number, longest_wait_s: longest }) => {
     const since = isKnown(longest) ? `, ${number === 1 ? "for" : "the longest for"} ${seconds(longest)}` : "";
-    const what = state === "waiting_for_memory" ? memoryText(kv) : "a batch slot";
+    const what = state === "waiting_for_memory" ? memoryText(kv) : slot;
     return `${oneOrMany(number, "program")} ${number === 1 ? "waits" : "wait"} for ${what}${since}. `;
   });
   return [...down, ...parts, el("a", { href: "#/programs" }, "Which?")];
