@@ -21,9 +21,10 @@ HEAD = """# The command line
 
 <!-- Written by scripts/cli_page.py. -->
 
-`--help` after a command shows the same text, and alone has the arguments of `bench`, `sim`, `trace` and
-`workload`. Commands that ask a running gateway find it by `AUTELLIX_BASE_URL` and `AUTELLIX_API_KEY`, or
-`--url` and `--api-key`. An option that several commands share is described under the first one.
+`--help` after a command shows the same text, and alone has the arguments of the laboratory's commands
+(`demo` to `demo-model`). Commands that ask a running gateway find it by `AUTELLIX_BASE_URL` and
+`AUTELLIX_API_KEY`, or `--url` and `--api-key`. An option that several commands share is described under the
+first one.
 
 | exit code | meaning |
 |---|---|
@@ -47,14 +48,12 @@ def page() -> str:
     for name, command in commands.items():
         summary = f"{command.summary[0].upper()}{command.summary[1:]}."
         parts.append(f"## `autellix {name}`\n\n{summary}\n\n```sh\n{command.example}\n```\n")
-        parts += _arguments(parsers[name], f"autellix {name}", places)
-        is_short = command.module.startswith(LABORATORY)
         actions = _actions(parsers[name])
-        if is_short and actions:
-            parts.append(
-                "".join(f"- `autellix {name} {action}`: {about}.\n" for action, (about, _) in actions.items())
-            )
+        if command.module.startswith(LABORATORY):
+            lines = [f"- `autellix {name} {action}`: {about}.\n" for action, (about, _) in actions.items()]
+            parts += ["".join(lines)] if lines else []
             continue
+        parts += _arguments(parsers[name], f"autellix {name}", places)
         for action, (about, child) in actions.items():
             whole = f"autellix {name} {action}"
             parts.append(f"### `{whole}`\n\n{about[:1].upper()}{about[1:]}.\n")

@@ -37,7 +37,7 @@ autellix config check autellix.toml
 `GET /autellix/v1/config` shows the values of a running gateway. Secrets are hidden. In the environment
 and in options lists are written `0.5,2,8`, words as in a shell. An empty default means not set.
 """
-ROW = "| setting, option | default | accepts | meaning |\n|---|---|---|---|"
+ROW = "| setting, option | default | meaning |\n|---|---|---|"
 
 
 def page() -> str:
@@ -54,39 +54,27 @@ def _section(section: str, defaults: dict[str, object]) -> str:
 
 def _row(section: str, name: str, default: object) -> str:
     options = [f", `{option}`" for option, field in OPTIONS.items() if field == f"{section}.{name}"]
-    cells = (
-        f"`{section}.{name}`{''.join(options)}",
-        _default(default),
-        _accepts(section, name),
-        text_of(section, name),
-    )
-    return f"| {' | '.join(cells)} |"
+    text = text_of(section, name)
+    if (accepted := _accepts(section, name)) and not _names_all(text, accepted):
+        text = f"{text} ({accepted})"
+    return f"| `{section}.{name}`{''.join(options)} | {_default(default)} | {text} |"
 
 
-def _accepts(section: str, name: str) -> str:
-    """Return which values a setting accepts, in words."""
+def _accepts(section: str, name: str) -> str | None:
+    """Return which values a setting accepts, in words, where its default does not show it."""
     schema = TypeAdapter(SECTIONS[section]).json_schema(mode="validation")["properties"][name]
     schema |= next((part for part in schema.get("anyOf", ()) if part["type"] != "null"), {})
     if expected := _expected(fields_of(section)[name].annotation, fields_of(section)[name].metadata):
         return expected
-    if schema["type"] in ("integer", "number"):
-        return _NUMBERS[schema["type"]] + _range(schema)
-    if schema["type"] == "array":
-        return "numbers" if schema["items"]["type"] == "number" else "words"
-    if least := schema.get("minLength", 0) > 1 and schema["minLength"]:
-        return f"{least} characters or more"
-    return {"boolean": "true or false", "string": "a path" if schema.get("format") == "path" else "text"}[
-        schema["type"]
-    ]
-
-
-_NUMBERS = {"integer": "integer", "number": "number"}
-
-
-def _range(schema: dict[str, object]) -> str:
     if "maximum" in schema:
-        return f", {schema['minimum']} to {schema['maximum']}"
-    return " > 0" if "exclusiveMinimum" in schema else " >= 0"
+        return f"{schema['minimum']} to {schema['maximum']}"
+    return f"{schema['minLength']} characters or more" if schema.get("minLength", 0) > 1 else None
+
+
+def _names_all(text: str, accepted: str) -> bool:
+    """Return whether a text names each of the values that are accepted."""
+    _, is_list, values = accepted.partition("one of ")
+    return bool(is_list) and all(f"`{value}`" in text for value in values.split(", "))
 
 
 def _expected(annotation: object, metadata: Sequence[object]) -> str | None:
