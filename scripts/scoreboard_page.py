@@ -23,9 +23,8 @@ folder whose `public/` has the recorded traces. Nothing was measured on a GPU; f
 simulated.
 
 `scripts/scoreboard` measures a small version of each row again, in at most 20 minutes on two idle cores, and
-prints what has moved by more than its noise. Without `DATA` in its environment it skips what needs traces.
-The last column has the commit that was measured, or else the one that brought the figure. Measuring tools are
-ours unless a row names others.
+prints what has moved by more than its noise. The last column has the commit that was measured, or else the
+one that brought the figure. Measuring tools are ours unless a row names others.
 
 | claim | figure | where it loses | command | measured |
 |---|---|---|---|---|
