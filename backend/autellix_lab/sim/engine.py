@@ -164,9 +164,10 @@ class SimEngine:
         if self.batch.calls:
             self.busy_s += stretch.end_s - stretch.start_s
             # As live, a call with one token in a step counts as decoding.
-            prefilled = sum(call.chunk for call in self.batch.prefilling.values() if call.chunk > 1)
+            chunks = [call.chunk for call in self.batch.prefilling.values()]
+            prefilled = sum(chunk for chunk in chunks if chunk > 1)
             self.blocks.observe_steps(prefilled, stretch)
-            work = work_of(prefilled, self.batch.decodes)
+            work = work_of(prefilled, self.batch.decodes + chunks.count(1))
             self.machine.observe_step(work, stretch.mean_step_s, stretch.steps)
         done = self.batch.advance(stretch, now)
         done.sort(key=attrgetter("rank"))
