@@ -25,6 +25,7 @@ from autellix_backend.core.balance.memory import memory_of
 from autellix_backend.core.call import Call
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.machine import Machine
+from autellix_backend.core.priority import Priority
 from autellix_backend.core.table import ProcessTable
 
 CAPACITY = 100
@@ -951,15 +952,18 @@ def test_one_of_them_that_returns_in_a_moment_goes_on(engine: Engine) -> None:
     assert engine.admission.wake_s == math.inf
 
 
-def test_the_engine_stands_still_no_longer_than_what_is_displaced_takes_to_prefill() -> None:
-    """Here two of the sixty tokens of one and none of the other."""
-    engine = Engine(machine=make_machine(token_s=0.01))
+@pytest.mark.parametrize(("priority", "still_s"), [(Priority.DEFAULT, 0.01), (Priority.BATCH, 0.06)])
+def test_the_engine_stands_still_no_longer_than_what_is_displaced_takes_to_prefill(
+    priority: Priority, still_s: float
+) -> None:
+    """Here two of the sixty tokens of one and none of the other; ten more by a program of batch."""
+    engine = Engine(machine=make_machine(token_s=0.005))
     for call_id, tokens in (("a1", 60), ("b1", 32)):
         engine.arrive(call_id, tokens)
         engine.finish(call_id, tokens)
-    engine.arrive("c1", 10)
+    engine.arrive("c1", 10, priority=priority)
 
-    assert engine.review(after_s=0.0199) == []
+    assert engine.review(after_s=still_s - 0.0001) == []
     assert engine.review(after_s=0.0002) == ["c1"]
     assert engine.active == "bc"
 

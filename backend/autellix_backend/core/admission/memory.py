@@ -71,9 +71,13 @@ class EngineMemory:
         least = self.inactive.least_tokens + self.leaving.least_beside
         return self.active.tokens + least > self.capacity_tokens
 
+    def lack_tokens(self, context: ProgramContext, beside: int = 0) -> float:
+        """Return what a program lacks beside the active ones and `beside` tokens more; below 0 to spare."""
+        return self.active.tokens + self.active.added_tokens(context) + beside - self._limit_tokens(context)
+
     def has_room(self, context: ProgramContext, beside: int = 0) -> bool:
         """Return whether a program fits beside the active ones and `beside` tokens more."""
-        return self.active.tokens + self.active.added_tokens(context) + beside <= self._limit_tokens(context)
+        return self.lack_tokens(context, beside) <= 0
 
     def _limit_tokens(self, context: ProgramContext) -> float:
         """Return what the contexts of active programs may fill once this program is active."""

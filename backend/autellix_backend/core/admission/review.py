@@ -291,8 +291,7 @@ class MemoryReview:
 
     def _displacing_s(self, program: ProgramContext, idle: list[ProgramContext]) -> float:
         """Return the seconds to restore what a program would displace of idle ones, the first ones first."""
-        memory, cost_s = self._memory, 0.0
-        lack = memory.active.tokens + memory.active.added_tokens(program) - memory.capacity_tokens
+        lack, cost_s = self._memory.lack_tokens(program), 0.0
         for context in idle:
             if lack <= 0:
                 break
