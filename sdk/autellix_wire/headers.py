@@ -19,6 +19,8 @@ PRIORITY = "X-Autellix-Priority"
 """One of `priorities.PRIORITIES`; absent is the default one."""
 EXPECTED_CALLS = "X-Autellix-Expected-Calls"
 EXPECTED_TOKENS = "X-Autellix-Expected-Tokens"
+EXPECTED_RETURN = "X-Autellix-Expected-Return"
+"""Seconds from the end of the call to the next one of its program."""
 INTERCEPTIONS = "X-Autellix-Interceptions"
 """Tools that ran since the parent calls: name=seconds, comma separated."""
 

@@ -896,6 +896,55 @@ def test_an_idle_program_is_kept_for_the_gaps_of_its_class_if_they_cost_less_tha
     assert engine.review(after_s=2e-6, steps=REVIEW_STEPS) == ["d1"]
 
 
+@pytest.mark.parametrize(
+    ("return_s", "kept_s"), [(0.0, HOLD_S), (HOLD_S, HOLD_S), (HOLD_S + 1e-6, 0.0), (1e9, 0.0)]
+)
+@pytest.mark.parametrize("gap_s", [None, 1.0, 19.0])
+def test_an_expected_return_decides_in_place_of_the_gaps_of_the_class(
+    return_s: float, kept_s: float, gap_s: float | None
+) -> None:
+    """It keeps memory for as long as a class without known gaps does, or not at all."""
+    engine = Engine(machine=make_machine(idle_s=1e9))
+    for _ in range(0 if gap_s is None else MIN_GAPS):
+        engine.admission.idle.gaps.add("", "coder", gap_s or 0.0)
+    engine.arrive("c1", 10)
+    engine.arrive("b1", 60, class_name="coder", return_s=return_s)
+    engine.finish("b1", 60)
+    engine.arrive("d1", 60)
+
+    assert engine.review() == []
+    if kept_s:
+        assert engine.review(after_s=kept_s, steps=REVIEW_STEPS) == []
+    assert engine.review(after_s=1e-6, steps=REVIEW_STEPS) == ["d1"]
+
+
+def test_a_return_expected_beyond_the_longest_idle_time_keeps_nothing() -> None:
+    engine = Engine(machine=make_machine(idle_s=3.0))
+    assert engine.machine.admission.hold_s == 3.0
+    engine.arrive("c1", 10)
+    engine.arrive("b1", 60, return_s=3.1)
+    engine.finish("b1", 60)
+    engine.arrive("d1", 60)
+
+    assert engine.review(after_s=1e-6, steps=REVIEW_STEPS) == ["d1"]
+
+
+def test_an_expected_return_counts_for_the_gap_after_its_call_alone(engine: Engine) -> None:
+    engine.arrive("c1", 10)
+    engine.arrive("b1", 60, return_s=1e9)
+    engine.arrive("b2", 60)
+    engine.finish("b1", 60)
+    engine.finish("b2", 60)
+    engine.arrive("d1", 60)
+
+    assert engine.review(after_s=HOLD_S, steps=REVIEW_STEPS) == []
+    assert engine.review(after_s=1e-6, steps=REVIEW_STEPS) == ["d1"]
+
+
+def test_without_admission_nothing_is_kept() -> None:
+    assert Machine(SchedulerConfig(policy="fcfs")).admission.hold_s is None
+
+
 def test_a_gap_counts_though_the_program_has_lost_its_memory_meanwhile() -> None:
     engine = Engine(machine=make_machine(idle_s=1.0))
     gap_s = HOLD_S / 2

@@ -24,6 +24,7 @@ def settled_call(**fields: Any) -> SettledCall:
         "thread_name": None,
         "flags": (),
         "priority": Priority.DEFAULT,
+        "return_s": None,
         "parents": ("a", "b"),
         "interceptions": (("search", 0.5),),
     }

@@ -76,6 +76,7 @@ def test_what_only_some_ranks_have_counts() -> None:
                 kv_offload=swapped,
                 admission=AdmissionSnapshot(3, 1, 500, 600),
                 boost=weak,
+                hold_s=9.0,
             ),
             rank(
                 1,
@@ -83,6 +84,7 @@ def test_what_only_some_ranks_have_counts() -> None:
                 kv_offload=swapped,
                 admission=AdmissionSnapshot(1, 0, 50, 600),
                 boost=strong,
+                hold_s=14.0,
             ),
             rank(2, mean_step_s=None),
         ]
@@ -90,7 +92,7 @@ def test_what_only_some_ranks_have_counts() -> None:
 
     assert both.kv_offload == KvOffloadTotals(20, 2, 1.0, 8, 2, 0.5, 4, 0)
     assert both.admission == AdmissionSnapshot(4, 1, 550, 1200)
-    assert (both.boost, both.mean_step_s) == (strong, None)
+    assert (both.boost, both.mean_step_s, both.hold_s) == (strong, None, 14.0)
 
 
 def test_what_waits_for_memory_adds_up() -> None:

@@ -71,6 +71,7 @@ def test_a_snapshot_survives_the_wire() -> None:
         kv_offload=KvOffloadTotals(4096, 2, 0.25, 2048, 1, 0.125, 3, 0),
         admission=AdmissionSnapshot(3, 2, 500, 600),
         boost=BoostSnapshot(1.5, 0.75, 2.0),
+        hold_s=14.5,
     )
 
     for sent in (full, snapshot(0)):

@@ -123,7 +123,7 @@ async def test_every_field_of_a_view_is_restored(table: Table) -> None:
     store = await table.open("plas")
     memory = MemoryStore(make_policy("plas"), program_idle_s=IDLE_S, session_ttl_s=SESSION_TTL_S)
     full: dict[str, Any] = {"name": "chat", "thread_id": "2", "parents": ("x",), "flags": ("implicit",)}
-    full |= {"thread_name": "planner", "group": "g17"}
+    full |= {"thread_name": "planner", "group": "g17", "return_s": 90.0}
     tools = (("search", 0.5),)
     for one in (memory, store):
         sized = {**full, "class_id": "/chat", "owner": "me"}

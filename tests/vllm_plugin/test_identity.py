@@ -26,6 +26,7 @@ def test_reads_what_the_gateway_sends() -> None:
         "autellix_class": "agent",
         "autellix_group": "g17",
         "autellix_priority": "batch",
+        "autellix_return_s": 90,
         "autellix_ended": '["a", "b"]',
         "autellix_gateway": "g",
     }
@@ -41,6 +42,7 @@ def test_reads_what_the_gateway_sends() -> None:
         class_name="agent",
         group="g17",
         priority=Priority.BATCH,
+        return_s=90.0,
     )
     expected = CallIdentity(call_id="c", arrival=arrival, gateway="g", spread=1.25, ended=("a", "b"))
     assert expected == read_identity("r", args, "session")
@@ -75,9 +77,10 @@ def test_unusable_seconds_count_as_absent(value: Any) -> None:
         "age_s",
         "work",
         "spread",
+        "return_s",
     )
     identity = read_identity("r", {f"autellix_{name}": value for name in names}, None)
-    kept = ("service_s", "inherited_s", "wait_s", "expected_s", "age_s", "work")
+    kept = ("service_s", "inherited_s", "wait_s", "expected_s", "age_s", "work", "return_s")
     assert [identity.spread, *(getattr(identity.arrival, name) for name in kept)] == [None] * len(names)
 
 

@@ -58,6 +58,8 @@ class Arrival:
     """The class of its program: programs of one class have similar gaps between calls."""
     priority: Priority = Priority.DEFAULT
     """The priority of its program from here on."""
+    return_s: float | None = None
+    """The expected time (s) from its end to the next call of its program; None if its client states none."""
     context: Context | None = None
     """The KV memory that it needs, for admission; None counts as nothing."""
     is_pinned: bool = False

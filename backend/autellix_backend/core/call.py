@@ -113,6 +113,8 @@ class Call:
     """The service still expected, which counts against starvation; zero where the policy orders by levels."""
     expected_s: float | None = None
     """The service that was expected when it arrived."""
+    return_s: float | None = None
+    """The expected time (s) from its end to the next call of its program."""
     quantum_s: float = 0.0
     """The rest of the level's quantum; negative when a step overran it."""
     is_quantum_binding: bool = False

@@ -148,6 +148,7 @@ class Machine:
             waiting_since_s=now,
             inherited_service_s=self._inherited(program, arrival),  # Alg. 1, line 11
             expected_s=arrival.expected_s,
+            return_s=arrival.return_s,
             is_pinned=arrival.is_pinned,
         )
         program.waiting_work += call.new_tokens

@@ -48,6 +48,7 @@ def merge_ranks(ranks: Sequence[EngineSnapshot]) -> EngineSnapshot:
         spare_tokens=sum(snapshot.spare_tokens for snapshot in ranks),
         parked=_sum([snapshot.parked for snapshot in ranks]),
         boost=max((snapshot.boost for snapshot in ranks if snapshot.boost is not None), default=None),
+        hold_s=max((snapshot.hold_s for snapshot in ranks if snapshot.hold_s is not None), default=None),
     )
 
 

@@ -176,6 +176,8 @@ class EngineSnapshot(msgspec.Struct, frozen=True, kw_only=True, tag_field=_TAG_F
     """None without host memory, or from an engine of an earlier version."""
     boost: BoostSnapshot | None = None
     """None under policies that boost no programs."""
+    hold_s: float | None = None
+    """The time for which an idle program is kept whose gaps are unknown; None where every program may run."""
 
     def memory(self) -> MemoryReport | None:
         """Return what the balancer needs of it; None where every program may run."""

@@ -47,6 +47,8 @@ class CallStart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What the client expects its program to need from this call on."""
     priority: Priority = Priority.DEFAULT
     """How urgent its program is to its tenant."""
+    return_s: float | None = None
+    """When its client expects the program's next call, in seconds from the end of this one."""
     flags: tuple[str, ...] = ()
     """Remarks on its identity (`autellix_wire.flags`)."""
     interceptions: tuple[tuple[str, float], ...] = ()

@@ -76,6 +76,7 @@ def read_identity(request_id: str, extra_args: object, session_id: object) -> Ca
         class_name=_identifier(args.get(engine_args.CLASS)) or "",
         group=_identifier(args.get(engine_args.GROUP)) or "",
         priority=_priority(args.get(engine_args.PRIORITY)),
+        return_s=_amount(args.get(engine_args.RETURN_S)),
     )
     return CallIdentity(
         call_id=_identifier(args.get(engine_args.CALL)) or request_id,

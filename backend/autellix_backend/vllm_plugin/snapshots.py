@@ -163,6 +163,7 @@ class SnapshotReporter:
             spare_tokens=0 if report is None else report.spare_tokens,
             parked=parked_of(machine, report),
             boost=boost_of(machine),
+            hold_s=machine.admission.hold_s,
         )
 
 

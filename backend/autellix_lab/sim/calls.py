@@ -32,6 +32,7 @@ class EngineCall:
     group: str = ""
     priority: Priority = Priority.DEFAULT
     expected_s: float | None = None
+    return_s: float | None = None
     expected_work: float | None = None
     base: EngineCall | None = None
     """The call on the same engine whose prefix it shares, if any."""

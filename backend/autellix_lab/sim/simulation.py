@@ -61,6 +61,8 @@ class SimSettings:
     """Age from which an engine's report on its memory is replaced, as live ones report twice a second."""
     priorities: Mapping[str, Priority] = field(default_factory=dict)
     """The priority of programs by their source; that of others is the default one."""
+    expected_returns: Callable[[ProgramTrace, CallTrace], float | None] | None = None
+    """Returns when a client expects the next call, in seconds from this one's end; None if it states none."""
     shares_prefixes: bool = True
     """Whether programs of one class find each other's system prefix in the cache, as in vLLM.
 
@@ -330,6 +332,7 @@ class _Simulation:
             priority=self._settings.priorities.get(program.trace.source, Priority.DEFAULT),
             expected_s=self._expect(program, trace),
             expected_work=program.work if self._settings.knows_sizes else None,
+            return_s=self._expected_return_s(program.trace, trace),
         )
         loads = [self._load(engine, now) for engine in self._engines.values()]
         prefix = "" if program.prefix is None else program.prefix.key
@@ -346,6 +349,10 @@ class _Simulation:
         if end_s is not None:
             self._schedule_end(engine, end_s)
         return engine
+
+    def _expected_return_s(self, program: ProgramTrace, call: CallTrace) -> float | None:
+        expected = self._settings.expected_returns
+        return None if expected is None else expected(program, call)
 
     def _memory(self, engine: SimEngine, now: float) -> MemoryReport | None:
         """Return an engine's last report, as old as that of a live engine may be; baselines make none."""

@@ -229,6 +229,16 @@ async def test_the_engine_gets_the_group(serve: Any) -> None:
         assert [call.xargs.get("autellix_group") for call in rig.engine.calls] == ["g17", None]
 
 
+async def test_the_engine_gets_the_expected_return_of_each_call(serve: Any) -> None:
+    async with serve(policy="boost", reports=False) as rig:
+        for expected in ({"X-Autellix-Expected-Return": "2.5"}, {}):
+            await rig.chat({"X-Autellix-Program-ID": "p", **expected})
+
+        assert [call.xargs.get("autellix_return_s") for call in rig.engine.calls] == [2.5, None]
+        answer = await rig.chat({"X-Autellix-Expected-Return": "soon"})
+        assert answer["error"]["param"] == "X-Autellix-Expected-Return"
+
+
 async def test_the_engine_gets_the_measured_spread_of_sizes(serve: Any) -> None:
     """So that one that was restarted does not begin anew."""
     async with serve(policy="boost", reports=False) as rig:

@@ -271,6 +271,50 @@ def test_a_program_between_calls_shows_since_when_and_its_tools() -> None:
     )
 
 
+ADMITTING = SchedulerConfig(policy="boost")
+FOR_HOLD = ": while others wait for memory, its context is kept for up to 14.0 s."
+AT_ONCE = (
+    ", more than the 14.0 s for which its context is worth keeping: it makes way at once while others wait "
+    "for memory."
+)
+
+
+@pytest.mark.parametrize(
+    ("return_s", "hold_s", "words"),
+    [(14.0, 14.0, f"14.0 s{{}}{FOR_HOLD}"), (90.0, 14.0, f"90.0 s{{}}{AT_ONCE}"), (90.0, None, "90.0 s{}.")],
+)
+def test_an_expected_return_is_explained_with_what_it_changes(
+    return_s: float, hold_s: float | None, words: str
+) -> None:
+    call = open_call("key-3")
+    call.start = structs.replace(call.start, return_s=return_s)
+    present = overview(call, last=snapshot(FAST, FAST_TOO, MINE, hold_s=hold_s))
+    told = why(present, call, ADMITTING)
+    assert told.expected_return_s == return_s
+    assert f"Its client expects the next call {words.format(' after this one')}" in told.text
+
+    settled = [settled_call(engine="replica-0", return_s=return_s)]
+    idle = explain_program(
+        program(active_calls=0), overview(last=snapshot(hold_s=hold_s)), ADMITTING, Tenant(), settled=settled
+    )
+    assert f"Its client expects the next call {words.format(' after its last one')}" in idle.text
+    # With a call open, that one's expectation counts.
+    both = explain_program(program(), present, ADMITTING, Tenant(), settled=settled)
+    assert "expects" not in both.text
+
+
+def test_an_expected_return_changes_nothing_without_admission() -> None:
+    call = open_call("key-3")
+    call.start = structs.replace(call.start, return_s=5.0)
+    told = why(overview(call, last=snapshot(FAST, FAST_TOO, MINE)), call)
+    assert (
+        "expects the next call 5.0 s after this one, which nothing depends on without admission." in told.text
+    )
+    settled = [settled_call(engine="gone", return_s=5.0)]
+    idle = explain_program(program(active_calls=0), overview(), ADMITTING, Tenant(), settled=settled)
+    assert "expects the next call 5.0 s after its last one." in idle.text
+
+
 def test_a_program_between_calls_without_known_tools_is_explained() -> None:
     told = explain_program(program(active_calls=0, finished_calls=1), overview(), CONFIG, Tenant())
 

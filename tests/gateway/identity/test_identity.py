@@ -110,6 +110,24 @@ def test_a_malformed_expectation_names_its_header(value: str) -> None:
     assert caught.value.param == "X-Autellix-Expected-Calls"
 
 
+@pytest.mark.parametrize(
+    ("value", "seconds"), [("0", 0.0), (" 90 ", 90.0), ("2.5", 2.5), ("9" * 9, 999999999.0)]
+)
+def test_an_expected_return_is_read(value: str, seconds: float) -> None:
+    assert read(x_autellix_expected_return=value).return_s == seconds
+    assert read().return_s is None
+
+
+@pytest.mark.parametrize(
+    "value", ["", "-1", "soon", "1e3", ".5", "5.", "nan", "inf", "9" * 10, "1,5", "\u0663", "x" * 10_000]
+)
+def test_a_malformed_return_names_its_header(value: str) -> None:
+    with pytest.raises(InvalidRequestError, match="expected seconds, such as 90") as caught:
+        read(x_autellix_expected_return=value)
+    assert caught.value.param == "X-Autellix-Expected-Return"
+    assert len(str(caught.value)) < 200
+
+
 DYNAMO_CHILD = {"x-dynamo-session-id": "run:coder", "x-dynamo-parent-session-id": "run"}
 OPENCODE_CHILD = {"x-session-id": "ses_child", "x-parent-session-id": "ses_root"}
 CLAUDE = {"x-claude-code-session-id": "session"}

@@ -140,9 +140,10 @@ async def test_async_retries_keep_the_call_id(sdk: None, backend: Recording) -> 
 
 def test_user_headers_win(sdk: None, backend: Recording) -> None:
     with make_client(backend, default_headers={"x-autellix-program-id": "mine"}) as client:
-        ask(client, extra_headers={"X-AUTELLIX-THREAD-ID": "7"})
+        ask(client, extra_headers={"X-AUTELLIX-THREAD-ID": "7", "X-Autellix-Expected-Return": "90"})
     (call,) = backend.calls
     assert (call["x-autellix-program-id"], call["x-autellix-thread-id"]) == ("mine", "7")
+    assert call["x-autellix-expected-return"] == "90"
     assert "x-autellix-call-id" in call
 
 

@@ -63,6 +63,11 @@ class Admission:
         """Return the KV memory of programs without a call that would make way for any that waits."""
         return 0
 
+    @property
+    def hold_s(self) -> float | None:
+        """The time for which an idle program is kept whose gaps are unknown; None where every one may run."""
+        return None
+
     def is_active(self, program_id: str) -> bool:  # noqa: ARG002
         """Whether a call of the program that is preempted stays in its queue."""
         return True

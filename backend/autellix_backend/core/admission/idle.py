@@ -9,6 +9,10 @@ these (the same authors' average case: "Competitive Randomized Algorithms for No
 Algorithmica 1994): programs that mostly return soon are waited for, and those that pause for longer than
 their contexts are worth give way at once.
 
+A client may state when it expects the next call. Within the first of these times its program is kept for all
+of it, as the estimate may be a little short, and beyond it evicted at once. So no hint keeps memory from
+others for longer than a class without known gaps, which any client can make by a new name.
+
 A load from host memory takes no engine time, only time of the context's own memory. By the same rule, the
 part of a context that would be loaded is worth keeping for as long as the load takes.
 """
@@ -93,22 +97,30 @@ class IdleLimits:
         """The time in which the engine prefills all of the memory."""
         return self._costs.prefill_s(self._capacity_tokens)
 
+    @property
+    def hold_s(self) -> float:
+        """The time for which a program is kept whose gaps are unknown."""
+        return min(self.longest_s, self.fill_s)
+
     def of_class(self, tenant: str, class_name: str) -> float:
         """Return how long (s) a program of the class is kept that would be recomputed."""
-        fill_s = self.fill_s
-        hold_s = self.gaps.cheapest_hold_s(tenant, class_name, fill_s)
-        return min(self.longest_s, fill_s if hold_s is None else hold_s)
+        hold_s = self.gaps.cheapest_hold_s(tenant, class_name, self.fill_s)
+        return self.hold_s if hold_s is None else min(self.longest_s, hold_s)
+
+    def of_return(self, return_s: float) -> float:
+        """Return how long (s) a program is kept that expects its next call after a time."""
+        return self.hold_s if return_s <= self.hold_s else 0.0
 
     def limits(self, contexts: ContextSet) -> Iterator[tuple[ProgramContext, float]]:
-        """Yield the programs without a call, and how long (s) those of their classes are kept."""
+        """Yield the programs without a call, and how long (s) they are kept that would be recomputed."""
         limits_s: dict[tuple[str, str], float] = {}
         for context in [each for each in contexts.contexts.values() if not each.calls]:
             kind = (context.tenant, context.program.class_name)
             if kind not in limits_s:
                 limits_s[kind] = self.of_class(*kind)
-            yield context, limits_s[kind]
+            yield context, limits_s[kind] if context.return_s is None else self.of_return(context.return_s)
 
-    def of_program(self, context: ProgramContext, class_limit_s: float) -> float:
+    def of_program(self, context: ProgramContext, limit_s: float) -> float:
         """Return how long (s) a program is kept, part of whose context may be loaded from host memory."""
         share, load_s = self._costs.load(context.program.program_id, context.length)
-        return min(class_limit_s, (1.0 - share) * class_limit_s + load_s + LEAST_HOLD_S)
+        return min(limit_s, (1.0 - share) * limit_s + load_s + LEAST_HOLD_S)

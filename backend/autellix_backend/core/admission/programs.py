@@ -39,6 +39,8 @@ class ProgramContext:
     is_active: bool = False
     is_parked: bool = False
     """Whether it is inactive, and host memory keeps its context."""
+    return_s: float | None = None
+    """The time (s) after its last call at which its client expects the next one; None if it states none."""
     since_s: float = 0.0
     """When its last call left, or while inactive, since when it has been waiting."""
 

@@ -73,6 +73,11 @@ class WorkingSetAdmission(Admission):
             if now - context.since_s > limit_s
         )
 
+    @property
+    def hold_s(self) -> float:
+        """The time for which an idle program is kept whose gaps are unknown."""
+        return self.idle.hold_s
+
     def is_active(self, program_id: str) -> bool:
         """Whether the program's calls may run."""
         return program_id in self.memory.active.contexts
@@ -139,6 +144,7 @@ class WorkingSetAdmission(Admission):
         assert context is not None, call.call_id
         del context.calls[call.call_id]
         context.contexts.leave(call.call_id, context_tokens)
+        context.return_s = call.return_s
         memory.rekey(context, self._key_of(context.program))
         memory.resize(context)
         if not context.calls and context.is_active:

@@ -141,6 +141,7 @@ class GatewayCall(QueuedCall):
             group=start.group or "",
             class_name=class_name,
             priority=self.identity.priority,
+            return_s=self.identity.return_s,
             context=Context(self.prompt_tokens, prefix=self.prefix or None),
         )
 
@@ -159,6 +160,7 @@ class GatewayCall(QueuedCall):
             group=identity.group,
             hint=identity.hint,
             priority=identity.priority,
+            return_s=identity.return_s,
             flags=identity.flags,
             interceptions=identity.interceptions,
             owner=identity.owner,

@@ -113,6 +113,8 @@ class EngineArguments:
             args |= self._boost_args(call)
         if self._has_classes and call.arrival.priority is not Priority.DEFAULT:
             args[engine_args.PRIORITY] = call.arrival.priority.value
+        if self._has_classes and call.arrival.return_s is not None:
+            args[engine_args.RETURN_S] = call.arrival.return_s
         if self._has_classes and call.arrival.class_name:
             args[engine_args.CLASS] = call.arrival.class_name
         if self._has_classes and ended:

@@ -46,6 +46,8 @@ class CallExplanation:
     """Attained service at which its queue level ends; None for the last."""
     priority: str = Priority.DEFAULT
     """How urgent it says that its program is."""
+    expected_return_s: float | None = None
+    """When its client expects the program's next call, in seconds from its end."""
     inherited_service_s: float
     """Its program's attained service when it arrived, as the policy counts it."""
     service_s: float | None = None

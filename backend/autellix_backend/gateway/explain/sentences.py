@@ -151,6 +151,24 @@ def priority_text(priority: Priority, config: SchedulerConfig) -> str:
     return f"{stated}: {order}{f', and {memory}' if memory else ''}."
 
 
+def return_text(
+    return_s: float | None, snapshot: EngineSnapshot | None, config: SchedulerConfig, after: str = "this one"
+) -> str:
+    """Return what an expected return changes, by an engine's snapshot; empty for a call that states none."""
+    if return_s is None:
+        return ""
+    stated = f"Its client expects the next call {seconds(return_s)} after {after}"
+    if not config.has_admission:
+        return f"{stated}, which nothing depends on without admission."
+    hold_s = None if snapshot is None else snapshot.hold_s
+    if hold_s is None:
+        return f"{stated}."
+    if return_s > hold_s:
+        worth = f"more than the {seconds(hold_s)} for which its context is worth keeping"
+        return f"{stated}, {worth}: it makes way at once while others wait for memory."
+    return f"{stated}: while others wait for memory, its context is kept for up to {seconds(hold_s)}."
+
+
 def boost_text(age_s: float, work: float, head_start_s: float | None, boost: BoostSnapshot) -> str:
     """Return how policy `boost` orders a call's program, of which the engine may not state the head start."""
     arrived = f"Its program arrived {seconds(age_s)} ago and has done {work:,.0f} tokens of work"

@@ -25,6 +25,7 @@ from autellix_backend.gateway.explain.views import finished_wait_s
 from autellix_backend.gateway.tenancy.tenants import Tenant
 from autellix_backend.observe.durations import seconds
 from autellix_backend.observe.settled_call import SettledCall
+from autellix_backend.observe.states import ProgramState
 from autellix_backend.reports.snapshot import CallSnapshot, EngineSnapshot
 from autellix_backend.stores.base import ProgramView
 
@@ -55,6 +56,12 @@ def explain_program(
     engines = overview.engines_of(view.program_id).values()
     ages = [engine.age_s for engine in engines if engine is not None and engine.age_s is not None]
     text = sentences.program_text(view, place, wait_s, config, has_tenants=bool(viewer.name))
+    placed = sentences.placement_text(placement)
+    returns = ""
+    if settled and place.state is ProgramState.BETWEEN_CALLS:
+        last = settled[-1]
+        snapshot = _snapshot_of(last.engine, overview)
+        returns = sentences.return_text(last.start.return_s, snapshot, config, after="its last one")
     return ProgramExplanation(
         program_id=viewer.shown(view.program_id),
         name=view.name,
@@ -65,7 +72,7 @@ def explain_program(
         wait_s=wait_s,
         tools=place.tools,
         policy=config.policy,
-        text=sentences.joined(text, sentences.placement_text(placement), sentences.implicit_text(view.flags)),
+        text=sentences.joined(text, returns, placed, sentences.implicit_text(view.flags)),
         snapshot_age_s=max(ages, default=None),
         calls=tuple(
             explain_call(call, overview, config, viewer) for call in overview.calls_of(view.program_id)
@@ -96,15 +103,19 @@ def explain_call(
         wait_s=place.wait_s,
         level=call.level,
         priority=call.start.priority,
+        expected_return_s=call.start.return_s,
         inherited_service_s=call.entry_service_s,
     )
-    priority = sentences.priority_text(call.start.priority, config)
+    hints = sentences.joined(
+        sentences.priority_text(call.start.priority, config),
+        sentences.return_text(call.start.return_s, _snapshot_of(call.engine, overview), config),
+    )
     if why_queued is not None:
-        return replace(explanation, text=sentences.joined(explanation.text, priority))
+        return replace(explanation, text=sentences.joined(explanation.text, hints))
     entry, snapshot = overview.in_engine(call), overview.rank_of(call)
     if entry is None or snapshot is None:
         engine = overview.engines.get(call.engine)
-        return replace(explanation, text=sentences.joined(sentences.sent_text(call, engine, place), priority))
+        return replace(explanation, text=sentences.joined(sentences.sent_text(call, engine, place), hints))
     low_s, high_s = level_bounds(config, entry.level) or (None, None)
     explanation = replace(
         explanation,
@@ -127,7 +138,7 @@ def explain_call(
         explanation = _with_obstacles(explanation, entry, snapshot, viewer)
         text = sentences.waiting_text(explanation, entry, snapshot, config)
     boosted = _boost_text(call, entry, snapshot, overview)
-    return replace(explanation, text=sentences.joined(text, priority, boosted))
+    return replace(explanation, text=sentences.joined(text, hints, boosted))
 
 
 def level_bounds(config: SchedulerConfig, level: int) -> tuple[float, float | None] | None:
@@ -139,6 +150,12 @@ def level_bounds(config: SchedulerConfig, level: int) -> tuple[float, float | No
         return None
     edges: tuple[float | None, ...] = (0.0, *config.bounds, None)
     return edges[level - 1] or 0.0, edges[level]
+
+
+def _snapshot_of(engine: str, overview: Overview) -> EngineSnapshot | None:
+    """Return an engine's last snapshot, over all its ranks; None without one."""
+    view = overview.engines.get(engine)
+    return None if view is None else view.snapshot
 
 
 def _inactive(entry: CallSnapshot, snapshot: EngineSnapshot) -> Inactive | None:

@@ -28,6 +28,7 @@ from autellix_wire.headers import (
     CALL_ID,
     ENGINE,
     EXPECTED_CALLS,
+    EXPECTED_RETURN,
     EXPECTED_TOKENS,
     FINAL,
     FLAGS,
@@ -90,6 +91,11 @@ class IdentityHeaders(BaseModel):
         EXPECTED_CALLS, "Calls that the program is expected to make from here on", pattern=_COUNT
     )
     expected_tokens: str = _header(EXPECTED_TOKENS, "Tokens that it is expected to take", pattern=_COUNT)
+    expected_return: str = _header(
+        EXPECTED_RETURN,
+        "Seconds from the end of this call to the program's next one",
+        pattern=r"^[0-9]{1,9}(\.[0-9]{1,9})?$",
+    )
 
 
 class CallFields(BaseModel):

@@ -7,6 +7,7 @@ transcript, or becomes a program of its own.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 
 import msgspec
@@ -39,6 +40,7 @@ from autellix_backend.stores.base import AnswerSource, ProgramStore
 from autellix_wire.headers import (
     CALL_ID,
     EXPECTED_CALLS,
+    EXPECTED_RETURN,
     EXPECTED_TOKENS,
     FLAGS,
     GROUP,
@@ -52,6 +54,7 @@ from autellix_wire.ids import InvalidIdError, check_id, parse_interceptions, par
 
 MAIN_THREAD = "0"
 MAX_EXPECTED_DIGITS = 12
+_SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
 
 _CLIENTS_WITH_PARENTS = frozenset(alias.client for alias in ALIASES if alias.field is AliasField.PARENT)
 
@@ -76,6 +79,8 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     """What the client expects of the program from this call on."""
     priority: Priority = Priority.DEFAULT
     """How urgent the program is to its tenant, from this call on."""
+    return_s: float | None = None
+    """When the client expects the program's next call, in seconds from the end of this one."""
     interceptions: tuple[tuple[str, float], ...] = ()
     """Tools that the client ran since the calls this one depends on, and their seconds."""
     owner: str | None = None
@@ -125,6 +130,7 @@ def read_identity(headers: Mapping[str, str], fields: Fields, new_id: str) -> Id
             source=ANONYMOUS if aliases.named_by is None else aliases.named_by.source,
             hint=_hint(headers),
             priority=read_priority(headers, fields),
+            return_s=_expected_return(headers),
             interceptions=parse_interceptions(headers.get(INTERCEPTIONS.lower()), INTERCEPTIONS),
             aliases=aliases,
         )
@@ -260,3 +266,13 @@ def _expected(headers: Mapping[str, str], name: str) -> float | None:
     if not (text.isascii() and text.isdecimal() and 0 < len(text) <= MAX_EXPECTED_DIGITS and int(text)):
         raise InvalidRequestError(f"{name} is {value!r}; expected a whole number above zero", param=name)
     return float(text)
+
+
+def _expected_return(headers: Mapping[str, str]) -> float | None:
+    value = headers.get(EXPECTED_RETURN.lower())
+    if value is None:
+        return None
+    if not _SECONDS.fullmatch(value.strip()):
+        problem = f"{EXPECTED_RETURN} is {value[:64]!r}; expected seconds, such as 90 or 2.5"
+        raise InvalidRequestError(problem, param=EXPECTED_RETURN)
+    return float(value)
