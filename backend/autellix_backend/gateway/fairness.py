@@ -14,7 +14,7 @@ from autellix_backend.gateway.tenancy.tenants import Tenant
 from autellix_backend.pauses import Pauses
 
 PAUSE_RATIO = 3.0
-"""The pause after a step of a long answer is so many times the step."""
+"""The pause after a step of a long answer, in steps."""
 
 
 class FairStart:

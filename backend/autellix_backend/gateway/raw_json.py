@@ -25,7 +25,7 @@ _BLANKS = b" \t\r\n"
 _SEEN_BYTES = 64
 _MARKS = b":,{["
 MAX_MARKS = 400_000
-"""The most values of a body outside of its texts: so many take 4 ms to skip."""
+"""The most values of a body outside of its texts; they take 4 ms to skip."""
 _IN_TEXT = rb'[^"\\]*+(?:\\.[^"\\]*+)*+'
 _TEXT_END = re.compile(_IN_TEXT + b'"', re.DOTALL)
 _TEXT = re.compile(b'"' + _IN_TEXT + b'"|(")' + _IN_TEXT + rb"\\?\Z", re.DOTALL)

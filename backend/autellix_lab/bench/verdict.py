@@ -112,9 +112,15 @@ def _finding(
     if step_time is None or step_time.finding == NOISE or abs(step_time.ratio - 1) <= SAME_SPEED:
         return in_seconds.finding, _sentence(base_name, name, in_seconds.finding, measured)
     speed = f"an engine step took {step_time.ratio:.2f} times as long as with {base_name}"
-    if in_steps is None or in_steps.finding == in_seconds.finding:
+    if in_steps is None:
+        return None, f"no verdict: {measured}, but {speed}. Repeat both runs in turn on an idle machine"
+    if in_steps.finding == in_seconds.finding:
+        # A cold start or a busy machine makes most of the ratio in seconds then.
         finding = in_seconds.finding
-        return finding, f"{_sentence(base_name, name, finding, measured)}; {speed}"
+        return (
+            finding,
+            f"{_sentence(base_name, name, finding, f'{in_steps}, counted in steps')}; {measured}; {speed}",
+        )
     shown = NOISE if in_steps.finding == NOISE else f"{name} is {in_steps.finding}"
     return None, (
         f"no verdict: {measured}, but {speed}, and counted in steps it is {in_steps}: {shown}. Repeat both "

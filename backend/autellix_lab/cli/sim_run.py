@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     rate = adder(parser.add_mutually_exclusive_group())
     rate("--rho", f"{OFFERED_LOAD} (default: {DEFAULT_RHO:g})", above_zero, metavar="X")
     rate("--rate", "programs per second instead", above_zero, metavar="R")
-    present = "always have so many programs instead: one that ends makes way for the next (a closed loop)"
+    present = "keep this number of programs present: when one ends, the next begins (a closed loop)"
     rate("--present", present, count, metavar="N")
     add = adder(parser)
     add("--policy", "scheduling policy (default: that of the settings)", choices=SCHEDULER_NAMES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -78,7 +79,18 @@ def test_a_slower_machine_is_no_slower_policy() -> None:
 def test_a_policy_that_is_slower_in_steps_and_seconds_is_slower() -> None:
     verdict = judge("fcfs", run(1.0, seed=1), "boost", run(1.5, seed=2, step_s=0.017))
     assert verdict.finding == SLOWER
+    steps = verdict.ratios["latency_steps"]
+    assert verdict.text.startswith(f"boost is slower than fcfs: {steps}, counted in steps; program latency")
     assert verdict.text.endswith("; an engine step took 1.70 times as long as with fcfs")
+
+
+def test_a_cold_first_run_makes_no_verdict_without_steps() -> None:
+    cold = [replace(each, latency_steps=None) for each in run(1.0, seed=1, step_s=0.03)]
+    warm = [replace(each, latency_steps=None) for each in run(1.0, seed=2)]
+    verdict = judge("first", cold, "second", warm)
+    assert verdict.finding is None
+    assert verdict.text.startswith("no verdict: program latency")
+    assert "an engine step took 0.33 times as long" in verdict.text
 
 
 def test_contrary_findings_in_steps_and_seconds_are_no_verdict() -> None:

@@ -21,7 +21,7 @@ counted elsewhere."""
 
 
 def fill_blocks(block_tokens: int) -> KvFill:
-    """Return the fill of a model whose layers all keep whole contexts, in blocks of so many tokens."""
+    """Return the fill of a model whose layers all keep whole contexts, in blocks of that size (tokens)."""
 
     def fill(tokens: int, counted: int) -> int:
         blocks = -(-tokens // block_tokens) - counted // block_tokens

@@ -20,7 +20,7 @@ from autellix_backend.pauses import Pauses
 LONG_BODY_BYTES = 256 * 1024
 """A step over a longer body takes up to half a millisecond for each of these."""
 PAUSE_RATIO = 3.0
-"""The pause after a step over a long body is so many times the step."""
+"""The pause after a step over a long body, in steps."""
 
 
 class Intake:
