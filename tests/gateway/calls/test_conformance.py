@@ -40,6 +40,9 @@ DIFFERENCES = frozenset(
 INPUT_SIZE = re.compile(r"<dict of \d+ items>")
 """How vLLM's complaint of a missing field ends; the body that it sees holds our vllm_xargs."""
 
+ENDS = frozenset({"finish_reason", "stop_reason"})
+"""Fields that only the last chunk of a text has."""
+
 TEXTS = (".content", ".text", ".delta", ".partial_json", ".arguments")
 """Where an event of a stream has its part of a text."""
 
@@ -251,8 +254,16 @@ def summed(events: list[Any]) -> tuple[list[Any], dict[str, list[Any]]]:
             return None
         return [emptied(part, place) for part in value] if isinstance(value, list) else value
 
-    sequence = [event for event, _ in itertools.groupby(emptied(event, "") for event in events)]
-    return sequence, texts
+    parts = itertools.chain.from_iterable(parted(emptied(event, "")) for event in events)
+    return [event for event, _ in itertools.groupby(parts)], texts
+
+
+def parted(event: Any) -> Iterator[Any]:
+    """Yield a chunk that ends a text in two, for a busy engine may put all of the text into it."""
+    choices = event.get("choices") if isinstance(event, dict) else None
+    if choices and any(choice.get("finish_reason") for choice in choices):
+        yield {**event, "choices": [{**choice, **dict.fromkeys(ENDS & choice.keys())} for choice in choices]}
+    yield event
 
 
 def result(call: Callable[[Any], Any], client: Any) -> Any:

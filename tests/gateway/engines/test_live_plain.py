@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -74,7 +75,7 @@ def before_it(plain: Server, tmp_path: Path) -> Iterator[Server]:
         server.kill()
 
 
-async def run_program(session: aiohttp.ClientSession, url: str, number: int, seen: list[Any]) -> None:
+async def run_program(session: aiohttp.ClientSession, url: str, number: int, seen: asyncio.Event) -> None:
     """Make calls one after the other until enough was seen."""
     body = {
         "model": DEMO_MODEL_NAME,
@@ -83,9 +84,20 @@ async def run_program(session: aiohttp.ClientSession, url: str, number: int, see
         "ignore_eos": True,
     }
     headers = {"X-Autellix-Program-ID": f"program-{number}"}
-    while len(seen) < READINGS:
+    while not seen.is_set():
         async with session.post(url + "/v1/chat/completions", json=body, headers=headers) as response:
             assert response.status == 200
+
+
+async def until_known(session: aiohttp.ClientSession, gateway: Server) -> None:
+    """Wait until the gateway knows that this engine reports nothing."""
+    async with asyncio.timeout(PATIENCE_S):
+        while (
+            "ordered by the gateway (boost) once calls wait there"
+            not in (row := await engine_of(session, gateway))["scheduling"]
+        ):
+            assert "has not answered yet" in row["scheduling"]
+            await asyncio.sleep(0.25)
 
 
 async def engine_of(session: aiohttp.ClientSession, gateway: Server) -> dict[str, Any]:
@@ -99,25 +111,30 @@ async def test_the_gateway_holds_the_calls_that_find_no_slot_in_a_plain_vllm(
     plain: Server, before_it: Server
 ) -> None:
     async with client() as session:
-        row = await engine_of(session, before_it)
-        assert "ordered by the gateway (boost) once calls wait there" in row["scheduling"]
-        held: list[tuple[int, int]] = []
+        await until_known(session, before_it)
+        held: deque[tuple[int, int]] = deque(maxlen=READINGS)
         """Running and waiting calls in the engine, while calls wait here for a learned bound."""
+        seen = asyncio.Event()
         programs = asyncio.gather(
-            *(run_program(session, before_it.url, number, held) for number in range(PROGRAMS))
+            *(run_program(session, before_it.url, number, seen) for number in range(PROGRAMS))
         )
-        async with asyncio.timeout(PATIENCE_S):
-            while len(held) < READINGS:
+        # At first the calls wait there that were sent before the bound was learned.
+        async with asyncio.timeout(3 * PATIENCE_S):
+            while not seen.is_set():
                 row, lengths = await asyncio.gather(
                     engine_of(session, before_it), read_queue(plain.url, 10.0)
                 )
                 assert lengths is not None
                 if row["max_in_flight"] is not None and row["queued_calls"] > 2:
                     assert f"at most {row['max_in_flight']} calls in flight (learned)" in row["scheduling"]
-                    # The calls sent before the bound was learned still wait there at first.
-                    if held or lengths.waiting <= MAX_WAITING:
-                        held.append((lengths.running, lengths.waiting))
+                    held.append((lengths.running, lengths.waiting))
+                if len(held) == READINGS and are_held(held):
+                    seen.set()
                 await asyncio.sleep(0.25)
         await programs
-    assert median(waiting for _, waiting in held) <= MAX_WAITING, held
-    assert median(running for running, _ in held) == SLOTS, held
+
+
+def are_held(readings: Collection[tuple[int, int]]) -> bool:
+    """Return whether the engine mostly has a call in each slot, and few that wait."""
+    running = median(running for running, _ in readings)
+    return running == SLOTS and median(waiting for _, waiting in readings) <= MAX_WAITING
