@@ -20,7 +20,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from autellix_backend.core.balance import BALANCER_NAMES
 from autellix_backend.engines.base import Engine
 from autellix_backend.engines.factory import make_engines
 from autellix_backend.gateway.app import create_app
+from autellix_backend.observe.settled_call import SettledCall
 from autellix_backend.settings import BalancerSettings, EngineSettings, GatewaySettings, Settings
 from autellix_lab.bench.compare import Target, calibrate
 from autellix_lab.bench.metrics import RunSummary, summarise
@@ -57,9 +58,12 @@ async def running(engines: Sequence[Engine]) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def gateway(engines: Sequence[Engine], settings: Settings) -> AsyncIterator[str]:
+async def gateway(
+    engines: Sequence[Engine], settings: Settings, on_settled: Callable[[SettledCall], None] = lambda _: None
+) -> AsyncIterator[str]:
     """Serve a gateway of its own inside; yield its address."""
     app = create_app(settings, *engines)
+    app.state.components.registry.subscribe(on_settled=on_settled)
     config = uvicorn.Config(app, port=0, http="h11", ws="none", access_log=False, log_config=None)
     server = uvicorn.Server(config)
     serving = asyncio.create_task(server.serve())
