@@ -118,7 +118,7 @@ async def test_the_gateway_holds_the_calls_that_find_no_slot_in_a_plain_vllm(
         programs = asyncio.gather(
             *(run_program(session, before_it.url, number, seen) for number in range(PROGRAMS))
         )
-        # At first the calls wait there that were sent before the bound was learned.
+        # Calls that were sent before the bound was learned wait in the engine at first.
         async with asyncio.timeout(3 * PATIENCE_S):
             while not seen.is_set():
                 row, lengths = await asyncio.gather(
