@@ -62,7 +62,8 @@ def test_absurd_heartbeats_are_bounded(
     ask(backend)
     ask(backend)
     registration = running(backend)
-    assert least_s - 0.5 <= registration.due_s - time.monotonic() <= most_s
+    # While a heartbeat is under way, the next is due as if this one were missed.
+    wait_until(lambda: least_s - 0.5 <= registration.due_s - time.monotonic() <= most_s)
 
 
 def test_silent_backend_keeps_no_other_waiting(sdk: None, make_backend: Callable[..., Recording]) -> None:
