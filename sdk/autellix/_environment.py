@@ -35,7 +35,7 @@ def script_name() -> str | None:
         # Run by `python -m`.
         return str(module).removesuffix(".__main__")
     script = (getattr(sys, "argv", None) or [""])[0]
-    return None if script in ("", "-c", "-m") else os.path.basename(script)  # noqa: PTH119 - pathlib is slow to load
+    return None if script in ("", "-", "-c", "-m") else os.path.basename(script)  # noqa: PTH119 - pathlib is slow to load
 
 
 def program_of_process() -> tuple[str | None, str | None]:

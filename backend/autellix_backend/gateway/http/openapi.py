@@ -23,6 +23,7 @@ from starlette.types import ASGIApp, Scope
 from autellix_backend.gateway.calls.dialects import Dialect
 from autellix_backend.gateway.http.bodies import ID_SCHEMA, Id
 from autellix_backend.gateway.http.refusals import AnthropicError, OpenAIError, refusals
+from autellix_backend.gateway.identity.identity import SECONDS
 from autellix_backend.reports.receipt import Receipt
 from autellix_wire.headers import (
     CALL_ID,
@@ -94,7 +95,7 @@ class IdentityHeaders(BaseModel):
     expected_return: str = _header(
         EXPECTED_RETURN,
         "Seconds from the end of this call to the program's next one",
-        pattern=r"^[0-9]{1,9}(\.[0-9]{1,9})?$",
+        pattern=f"^{SECONDS}$",
     )
 
 

@@ -54,7 +54,8 @@ from autellix_wire.ids import InvalidIdError, check_id, parse_interceptions, par
 
 MAIN_THREAD = "0"
 MAX_EXPECTED_DIGITS = 12
-_SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
+SECONDS = r"[0-9]{1,9}(\.[0-9]{1,9})?"
+"""The form of an expected return."""
 
 _CLIENTS_WITH_PARENTS = frozenset(alias.client for alias in ALIASES if alias.field is AliasField.PARENT)
 
@@ -272,7 +273,7 @@ def _expected_return(headers: Mapping[str, str]) -> float | None:
     value = headers.get(EXPECTED_RETURN.lower())
     if value is None:
         return None
-    if not _SECONDS.fullmatch(value.strip()):
+    if not re.fullmatch(SECONDS, value.strip()):
         problem = f"{EXPECTED_RETURN} is {value[:64]!r}; expected seconds, such as 90 or 2.5"
         raise InvalidRequestError(problem, param=EXPECTED_RETURN)
     return float(value)
