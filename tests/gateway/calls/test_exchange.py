@@ -193,7 +193,7 @@ async def test_other_errors_have_the_same_shape(serve: Any) -> None:
 
 
 async def test_choices_are_settled_together(serve: Any) -> None:
-    async with serve(report_wait_s=0.02) as rig:
+    async with serve(report_wait_s=2.0) as rig:
         # The fake engine accounts for one of the two, so the sum is known to be incomplete.
         receipt = (await rig.chat(n=2))["autellix"]
         assert receipt["estimated"] is True

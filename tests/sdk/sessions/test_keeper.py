@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import openai
 import pytest
+from tests.waiting import PATIENCE_S
 
 import autellix
 from autellix._programs.running import running_thread
@@ -215,10 +216,16 @@ SCRIPT = """
     ask = lambda: client.chat.completions.create(model="m", messages=[{"role": "user", "content": "x"}])
 """
 
+# As if the machine were never busy: at the exit, ends have a second.
+IN_TIME = f"""{SCRIPT}
+    import autellix._sessions.keeper, autellix._sessions.upkeep
+    autellix._sessions.keeper.EXIT_LIMIT_S = autellix._sessions.upkeep.PATIENCE_S = {PATIENCE_S}
+"""
+
 
 def test_exit_by_exception_ends_the_session(run_script: Callable[..., str], backend: Recording) -> None:
     with pytest.raises(AssertionError, match="ValueError: users"):
-        run_script(SCRIPT + "    ask()\n    raise ValueError('users')", backend.url)
+        run_script(IN_TIME + "    ask()\n    raise ValueError('users')", backend.url)
     session_id = backend.calls[0]["x-autellix-session-id"]
     assert ("DELETE", f"/autellix/v1/sessions/{session_id}", "") in backend.control
 
@@ -244,7 +251,7 @@ def test_forked_child_has_a_session_and_program_of_its_own(
     run_script: Callable[..., str], backend: Recording
 ) -> None:
     script = (
-        SCRIPT
+        IN_TIME
         + """
     import os
     # The two processes must not share a connection.
