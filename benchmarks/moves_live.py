@@ -41,7 +41,8 @@ from autellix_lab.workload.trace import ProgramTrace
 
 STAYS = 1.0
 """A margin with which programs leave an engine only when it drains."""
-RUNS = {"calm": (None, 0.3), "drain": ("drain", 0.3), "stay": ("join", STAYS), "move": ("join", 0.3)}
+MOVES = bounded.MARGIN
+RUNS = {"calm": (None, MOVES), "drain": ("drain", MOVES), "stay": ("join", STAYS), "move": ("join", MOVES)}
 """What happens, and the balancer's margin."""
 
 FIXED = {"engine": [], "model": "demo", "max_context": 2048, "threshold_tokens": 256}

@@ -64,10 +64,10 @@ STILL_S = 20.0
 """An engine with calls that makes no step for longer stands still, unless it was harmed."""
 IDLE_S = 2.0
 """An engine may keep calls waiting for so long while none runs, and for the age of a sample."""
-GROWTH_BYTES = 1 << 30
-"""What an engine may grow by, besides its host memory. Plain vLLM's CPU build takes 590 MiB more after
-3,100 calls, most of it with the first ones."""
-SETTLED_S = 60.0
+GROWTH_BYTES = 256 << 20
+"""What an engine may grow by, besides its host memory, once it has run for a while."""
+SETTLED_S = 300.0
+"""An engine's age when it is first weighed: plain vLLM's CPU build takes 500 MiB with its first 900 calls."""
 RECOVERY_S = 60.0
 """How long after an engine is back calls may still be lost with it, or wait for it (`recovery_wait_s`)."""
 REST_S = 60.0

@@ -216,7 +216,7 @@ SCRIPT = """
     ask = lambda: client.chat.completions.create(model="m", messages=[{"role": "user", "content": "x"}])
 """
 
-# As if the machine were never busy: at the exit, ends have a second.
+# A busy machine may need longer than the second in which a process sends its ends at the exit.
 IN_TIME = f"""{SCRIPT}
     import autellix._sessions.keeper, autellix._sessions.upkeep
     autellix._sessions.keeper.EXIT_LIMIT_S = autellix._sessions.upkeep.PATIENCE_S = {PATIENCE_S}
