@@ -48,6 +48,21 @@ class BlockGroup:
         first = counted if self.grows else max(counted, self.first_needed(tokens))
         return max(0, -(-tokens // self.block_tokens) - first // self.block_tokens) + self._added
 
+    def new(self, tokens: int, held: int) -> int:
+        """Return the most blocks that a context of so many tokens takes beside those that it holds."""
+        return max(0, -(-tokens // self.block_tokens) - held) + self._added
+
+    def most_new(self, requests: int, tokens: int, ahead: int) -> int:
+        """Return the most blocks that some requests take for a number of tokens.
+
+        Args:
+            requests: How many they are.
+            tokens: The new tokens of all together.
+            ahead: The tokens for which each gets blocks beyond its own.
+        """
+        each = 1 + self._added - (-ahead // self.block_tokens)
+        return requests * each - (-tokens // self.block_tokens)
+
 
 class EngineBlocks:
     """The KV blocks of one scheduler.
@@ -118,6 +133,27 @@ class EngineBlocks:
     def is_short(self) -> bool:
         """Whether a waiting request was refused blocks in the latest step."""
         return self._refused is not None
+
+    def may_run_out(self) -> bool:
+        """Whether the running requests may need more blocks in the next step than are free.
+
+        They may be given fewer tokens than are counted here, and free some blocks themselves.
+        """
+        scheduler, running = self._scheduler, self._scheduler.running
+        free, budget = self._pool.get_num_free_blocks(), int(scheduler.max_num_scheduled_tokens)
+        ahead = int(scheduler.num_lookahead_tokens)
+        most = sum(group.most_new(len(running), budget, ahead) for group in self._groups.values())
+        if most <= free:
+            return False
+        needed = 0
+        for request in running:
+            tokens = request.num_tokens_with_spec + request.num_output_placeholders
+            tokens = min(tokens, request.num_computed_tokens + budget) + ahead
+            held = self._manager.get_blocks(request.request_id).blocks
+            needed += sum(group.new(tokens, len(held[number])) for number, group in self._groups.items())
+            if needed > free:
+                return True
+        return False
 
     def watch(self, guard: Callable[[Callable[[], None]], None]) -> None:
         """Wrap the manager's `allocate_slots` to remember refusals to waiting requests.

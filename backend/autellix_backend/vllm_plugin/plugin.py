@@ -23,7 +23,6 @@ from autellix_backend.vllm_plugin.engine_state import SchedulerState, cached_tok
 from autellix_backend.vllm_plugin.host_tier import HostTier
 from autellix_backend.vllm_plugin.identity import read_identity
 from autellix_backend.vllm_plugin.preemption import PreemptionPrices
-from autellix_backend.vllm_plugin.ranks import UNRANKED
 from autellix_backend.vllm_plugin.settings import PluginSettings
 from autellix_backend.vllm_plugin.snapshots import SnapshotReporter, load_of
 from autellix_backend.vllm_plugin.steps import StepTimes, StepTokens
@@ -73,7 +72,6 @@ class SchedulerPlugin:
         self.decisions = StepDecisions(self.engine, self.tracker, self.prices, self.host_tier)
         self._reporter = SnapshotReporter(self.tracker, self.engine.rank)
         self._steps = StepTimes()
-        self._arrivals = 0
         self._session_over: str | None = None
         """The streaming session whose end vLLM is about to make."""
         self.is_in_charge = False
@@ -93,13 +91,10 @@ class SchedulerPlugin:
             )
             self.engine.blocks.watch(guard)
 
-    def enter(self, request: Request) -> None:
-        """Rank a new request behind all others, until it has arrived."""
-        self._arrivals += 1
-        self.engine.order.enter(request, UNRANKED + self._arrivals)
-
     def arrive(self, request: Request) -> None:
         """Track a new request, and rank it."""
+        if self.is_in_charge:
+            self.engine.order.enter(request)
         extra_args = getattr(request.sampling_params, "extra_args", None)
         identity = read_identity(request.request_id, extra_args, getattr(request, "session_id", None))
         self.tracker.arrive(
@@ -123,6 +118,14 @@ class SchedulerPlugin:
         is_holding = self.engine.holds_prefills(is_throttled=is_throttled)
         for victim in self.decisions.decide(now, is_holding=is_holding):
             self.engine.preempt(victim, self._clock())
+
+    def put_worst_last(self, undoing: ExitStack) -> None:
+        """If KV memory may run out in the step, sort the running requests, until `undoing` is closed."""
+        engine = self.engine
+        is_ordering = self.tracker.machine.policy.reorders and len(engine.running) > 1
+        if is_ordering and engine.blocks.may_run_out():
+            undoing.callback(engine.order.put_back)
+            engine.order.put_worst_last(lambda _: False)
 
     def load_ahead(self, loading: ExitStack, *, is_throttled: bool) -> None:
         """Let vLLM start loads from host memory, until `loading` is closed, unless it begins no prefill."""

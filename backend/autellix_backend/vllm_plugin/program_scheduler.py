@@ -98,9 +98,10 @@ class ProgramSchedulerMixin(_Host):
             super().add_request(request)
             self._guard(lambda ours: ours.on_part_queued(session))
             return
-        if self.plugin is not None and self.plugin.is_in_charge:
-            self.plugin.enter(request)
+        given = request.priority
         self._guard(lambda ours: ours.arrive(request))
+        if self.is_degraded:
+            request.priority = given
         super().add_request(request)
         self._guard(lambda ours: ours.on_queued(request))
 
@@ -108,12 +109,14 @@ class ProgramSchedulerMixin(_Host):
         """Preempt the requests that must make room, and let vLLM fill the step."""
         started_s = self.clock()
         is_throttled = any(args) or any(kwargs.values())
-        with ExitStack() as loading:
-            if self.plugin is not None and self.plugin.is_in_charge:
-                self._guard(lambda ours: ours.make_room(started_s, is_throttled=is_throttled))
-                self._guard(lambda ours: ours.load_ahead(loading, is_throttled=is_throttled))
-            output = super().schedule(*args, **kwargs)
-            self._guard(lambda _: loading.close())
+        undoing = ExitStack()
+        if self.plugin is not None and self.plugin.is_in_charge:
+            self._guard(lambda ours: ours.make_room(started_s, is_throttled=is_throttled))
+            self._guard(lambda ours: ours.put_worst_last(undoing))
+            self._guard(lambda ours: ours.load_ahead(undoing, is_throttled=is_throttled))
+        output = super().schedule(*args, **kwargs)
+        # Also if our part has failed meanwhile.
+        self._try(undoing.close)
         self._guard(lambda ours: ours.on_scheduled(output, started_s))
         self._guard(lambda ours: ours.drain())
         return output
@@ -141,7 +144,7 @@ class ProgramSchedulerMixin(_Host):
     def shutdown(self) -> None:
         """Stop reporting, and let vLLM end its own."""
         if self.plugin is not None and self.plugin.tracker.reports is not None:
-            self.plugin.tracker.reports.close()
+            self._try(self.plugin.tracker.reports.close)
         super().shutdown()
 
     def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
@@ -170,15 +173,25 @@ class ProgramSchedulerMixin(_Host):
         if self.plugin is None or self.is_degraded:
             return
         try:
+            self.plugin.engine.order.raise_fault()
             action(self.plugin)
         except Exception:  # The engine's loop is not ours: a fault here must not take every request down.
             logger.exception(_FAILED)
             self._give_up()
 
+    def _try(self, action: Callable[[], Any]) -> None:
+        """Do something that must be done whether or not our part has failed."""
+        try:
+            action()
+        except Exception:  # As in _guard.
+            logger.exception(_FAILED)
+            if not self.is_degraded:
+                self._give_up()
+
     def _give_up(self) -> None:
         self.is_degraded = True
         if self.plugin is not None and self.plugin.is_in_charge:
-            self.plugin.engine.order.let_go()
+            self._try(self.plugin.engine.order.let_go)
 
 
 class AsyncProgramScheduler(ProgramSchedulerMixin, AsyncScheduler):

@@ -42,6 +42,10 @@ class RankedRequestQueue(RequestQueue):
     vLLM takes the first request as long as the queue is true: those that are held back do not count there.
     They are unfinished all the same and may be aborted, so they are counted, listed and removed like others.
 
+    vLLM calls the methods in the middle of its own work, so none raises, except where there is no first
+    request. It may add a request that is queued already, as 0.32 adds a streaming session whose part ends
+    after a preemption, and remove one that is not.
+
     vLLM's own priority queue re-heaps everything when a request is removed, comparing in Python: milliseconds
     with ten thousand waiting. Here a group of requests has one entry in the heap, however many it has, and a
     void entry stays there and is passed over when it comes up.
@@ -58,8 +62,8 @@ class RankedRequestQueue(RequestQueue):
 
         Args:
             requests: The first ones.
-            is_held_back: Asked of each request that is added or moved.
-            rank_of: Returns the rank of a request that is added or moved.
+            is_held_back: Asked of each request that is added or moved; must not raise.
+            rank_of: Returns the rank of a request that is added or moved; must not raise.
             deferred: vLLM's set of waiting requests that no free slot or block would help, where it looks to
                 learn whether it is short of capacity; those that are held back are in it.
         """
@@ -74,12 +78,16 @@ class RankedRequestQueue(RequestQueue):
         """The number of their entry."""
         self._offered: list[Request] | None = None
         """The only requests that vLLM may take, the next one last; None if it may take all."""
-        self._numbers = count()
-        self.prepend_requests(requests)
+        self._numbers = count(1)
+        for request in requests:
+            self.add_request(request)
 
     def add_request(self, request: Request) -> None:
-        """Add a request at the place that its rank gives it, or hold it back."""
-        number = next(self._numbers)
+        """Give a request the place of its rank, behind others of that rank, or hold it back."""
+        self._add(request, next(self._numbers))
+
+    def _add(self, request: Request, number: int) -> None:
+        self.remove_request(request)
         if self._is_held_back(request):
             self._held_back[request] = number
             self._deferred.add(request)
@@ -100,12 +108,13 @@ class RankedRequestQueue(RequestQueue):
         request = self.peek_request()
         if self._offered is not None:
             self._offered.pop()
-        self._discard(request)
+        self.remove_request(request)
         return request
 
     def peek_request(self) -> Request:
         """Return the first request; IndexError if there is none, as vLLM's queues do."""
         if self._offered is not None:
+            # IndexError as well.
             return self._offered[-1]
         while self._heap:
             entry = self._heap[0]
@@ -116,28 +125,18 @@ class RankedRequestQueue(RequestQueue):
         raise IndexError("peek from an empty queue")
 
     def prepend_request(self, request: Request) -> None:
-        """Add a request, where its rank puts it."""
-        self.add_request(request)
+        """Give a request the place of its rank, in front of others of that rank, or hold it back."""
+        self._add(request, -next(self._numbers))
 
     def prepend_requests(self, requests: Iterable[Request]) -> None:
-        """Add several requests."""
+        """Prepend several requests, one after another."""
         for request in requests:
-            self.add_request(request)
-
-    def remove_request(self, request: Request) -> None:
-        """Remove a request that is in the queue."""
-        self._discard(request)
+            self.prepend_request(request)
 
     def remove_requests(self, requests: Iterable[Request]) -> None:
         """Remove those of the given requests that are in the queue."""
         for request in requests:
-            if request in self:
-                self._discard(request)
-
-    def move_request(self, request: Request) -> None:
-        """Give a queued request the place that its present rank asks for, or hold it back."""
-        self._discard(request)
-        self.add_request(request)
+            self.remove_request(request)
 
     def move_group(self, group: Hashable, base: int) -> None:
         """Give all requests of a group another base; there may be none."""
@@ -150,18 +149,27 @@ class RankedRequestQueue(RequestQueue):
         """Let vLLM see only these of the queued requests, in this order; with None, all again."""
         self._offered = None if requests is None else [r for r in reversed(requests) if r in self._queued]
 
-    def release(self) -> None:
-        """Hold nothing back from now on, and order all requests by their present priorities."""
-        self._is_held_back = lambda _: False
-        self._rank_of = _by_priority
-        for request in list(self):
-            self.move_request(request)
+    def release(self, rank_of: Callable[[Request], Rank], requests: Iterable[Request]) -> None:
+        """Hold nothing back from now on, and order by other ranks.
 
-    def _discard(self, request: Request) -> None:
+        Args:
+            rank_of: Returns the rank of a request, alone.
+            requests: All that are queued, those of one rank in their order; others may be among them.
+        """
+        self._is_held_back, self._rank_of = lambda _: False, rank_of
+        self._offered = None
+        for request in requests:
+            if request in self:
+                self.add_request(request)
+
+    def remove_request(self, request: Request) -> None:
+        """Remove a request, if it is in the queue."""
         if self._held_back.pop(request, None) is not None:
             self._deferred.discard(request)
             return
-        key, queued = self._queued.pop(request)
+        key, queued = self._queued.pop(request, (None, None))
+        if queued is None:
+            return
         group = self._groups[key]
         del group.requests[bisect_left(group.requests, queued)]
         if group.requests:
@@ -192,9 +200,8 @@ class RankedRequestQueue(RequestQueue):
 
     def __iter__(self) -> Iterator[Request]:
         queued = [
-            (group.base + own, number, request)
-            for group in self._groups.values()
-            for own, number, request in group.requests
+            (self._groups[key].base + own, number, request)
+            for key, (own, number, request) in self._queued.values()
         ]
         held_back = [
             (self._rank_of(request).number, number, request) for request, number in self._held_back.items()

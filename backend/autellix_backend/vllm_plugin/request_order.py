@@ -1,4 +1,10 @@
-"""The order of vLLM's requests: its waiting queues under our priorities."""
+"""The order of vLLM's requests: its waiting queues under our priorities, and its choice of victims.
+
+vLLM's own policy is FCFS: if KV memory runs out, it preempts the last running request, which it has not yet
+scheduled in that step. So before a step in which that may happen, they are sorted, the worst last. Under its
+priority policy vLLM may take one that it has scheduled: its blocks then stay in the prefix cache although
+nobody computes them (vLLM issue 57580).
+"""
 
 from __future__ import annotations
 
@@ -10,7 +16,7 @@ from vllm.v1.core.sched.request_queue import RequestQueue, SchedulingPolicy
 from vllm.v1.request import Request, RequestStatus
 
 from autellix_backend.vllm_plugin.ranked_queue import RankedRequestQueue
-from autellix_backend.vllm_plugin.ranks import Rank
+from autellix_backend.vllm_plugin.ranks import UNRANKED, Rank
 
 # vLLM 0.32 and 0.33 name their waiting queues differently; those that exist are ours to order.
 _QUEUE_NAMES = ("waiting", "skipped_waiting", "kv_holding_waiting")
@@ -26,6 +32,13 @@ class RequestOrder:
         self._rank_of: Callable[[str], Rank | None] = lambda _: None
         self._queues: list[RankedRequestQueue] = []
         self._holding_queues: list[RankedRequestQueue] = []
+        self._is_held_back: Callable[[str], bool] = lambda _: False
+        self._policy = scheduler.policy
+        """vLLM's own."""
+        self._slots: dict[str, int] = {}
+        """The places of the running requests, while they are sorted."""
+        self.fault: Exception | None = None
+        """What a callback of a queue has raised: vLLM goes on, and the next hook raises it."""
         self.has_priorities = scheduler.policy == SchedulingPolicy.PRIORITY
         """Whether the operator asked for vLLM's priority policy: then our order is inside each priority."""
 
@@ -39,17 +52,14 @@ class RequestOrder:
             is_held_back: Whether a request, by its id, waits for its admission.
             is_ordering: Whether vLLM picks its own victims by our ranks too.
         """
-        self._rank_of = rank_of
+        self._rank_of, self._is_held_back = rank_of, is_held_back
         if is_ordering:
-            self._scheduler.policy = SchedulingPolicy.PRIORITY
+            self._scheduler.policy = SchedulingPolicy.FCFS
         for name in _QUEUE_NAMES:
             queue = getattr(self._scheduler, name, None)
             if isinstance(queue, RequestQueue):
                 ranked = RankedRequestQueue(
-                    queue,
-                    lambda request: is_held_back(request.request_id),
-                    self.rank,
-                    self._scheduler.deferred_waiting,
+                    queue, self._holds_back, self._rank_or_last, self._scheduler.deferred_waiting
                 )
                 setattr(self._scheduler, name, ranked)
                 self._queues.append(ranked)
@@ -57,13 +67,45 @@ class RequestOrder:
                     self._holding_queues.append(ranked)
 
     def let_go(self) -> None:
-        """Give all requests the order of their arrival, and hold none back."""
+        """Give all requests the order that vLLM would give them, and hold none back."""
         if not self._queues:
             return
-        for place, request in enumerate(self._scheduler.requests.values()):
-            request.priority = (_given_priority(request) << _RANK_BITS) + place
-        for queue in self._queues:
-            queue.release()
+        self._scheduler.policy = self._policy
+        requests = list(self._scheduler.requests.values())
+        for request in requests:
+            request.priority = _given_priority(request)
+        queues, self._queues = self._queues, []
+        for queue in queues:
+            queue.release(_by_priority if self.has_priorities else _by_arrival, requests)
+
+    def put_worst_last(self, is_kept: Callable[[str], bool]) -> None:
+        """Sort the running requests until `put_back`, so that vLLM preempts the worst first.
+
+        Args:
+            is_kept: Whether a request, by its id, should go after all others; these are in the order in which
+                they got their slots.
+        """
+        running = self._scheduler.running
+        slots = self._slots = {request.request_id: place for place, request in enumerate(running)}
+
+        def place(request: Request) -> tuple[bool, int]:
+            request_id = request.request_id
+            is_last = not is_kept(request_id)
+            return is_last, self.rank(request).number if is_last else slots[request_id]
+
+        running.sort(key=place)
+
+    def put_back(self) -> None:
+        """Give the running requests the order in which they got their slots: token budget goes by it."""
+        slots, self._slots = self._slots, {}
+        if slots:
+            self._scheduler.running.sort(key=lambda request: slots.get(request.request_id, len(slots)))
+
+    def raise_fault(self) -> None:
+        """Raise what a callback of a queue has raised, once."""
+        fault, self.fault = self.fault, None
+        if fault is not None:
+            raise fault
 
     def offer(self, requests: Sequence[Request] | None) -> None:
         """Let vLLM see these waiting requests alone; with None, all again."""
@@ -90,10 +132,10 @@ class RequestOrder:
 
     # Ranks.
 
-    def enter(self, request: Request, rank: int) -> None:
-        """Give a new request its first rank; its own priority counts where the operator wants that."""
+    def enter(self, request: Request) -> None:
+        """Put a new request behind all others of its own priority, if the operator wants that to count."""
         given = int(request.priority) if self.has_priorities else 0
-        request.priority = (given << _RANK_BITS) + rank
+        request.priority = (given << _RANK_BITS) + UNRANKED
 
     def rank(self, request: Request) -> Rank:
         """Return the present rank of a request that has entered, among those of its priority."""
@@ -102,10 +144,24 @@ class RequestOrder:
             return Rank(request.priority)
         return rank._replace(own=rank.own + (_given_priority(request) << _RANK_BITS))
 
+    def _rank_or_last(self, request: Request) -> Rank:
+        try:
+            return self.rank(request)
+        except Exception as error:  # noqa: BLE001 -- vLLM waits for the queue
+            self.fault = error
+            return Rank(UNRANKED)
+
+    def _holds_back(self, request: Request) -> bool:
+        try:
+            return self._is_held_back(request.request_id)
+        except Exception as error:  # noqa: BLE001 -- as above
+            self.fault = error
+            return False
+
     def rerank(self, request: Request) -> None:
         """Give a request the priority of its present rank; that of a running one must always be.
 
-        vLLM picks its own victims by it. Those that wait are ordered by their ranks.
+        Those that wait are ordered by their ranks.
         """
         request.priority = self.rank(request).number
 
@@ -125,7 +181,7 @@ class RequestOrder:
         rank = self.rank(request)
         for queue in self._queues:
             if request in queue:
-                queue.move_request(request)
+                queue.add_request(request)
             if rank.group is not None:
                 queue.move_group(rank.group, rank.base)
 
@@ -147,6 +203,14 @@ class RequestOrder:
             if request.status == RequestStatus.PREEMPTED and not request.num_computed_tokens:
                 holding.remove_request(request)
                 self._scheduler.waiting.add_request(request)
+
+
+def _by_arrival(_: Request) -> Rank:
+    return Rank(0)
+
+
+def _by_priority(request: Request) -> Rank:
+    return Rank(request.priority, round(request.arrival_time * 1e6))
 
 
 def _given_priority(request: Request) -> int:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.machine import Machine
 from autellix_lab.sim.call_blocks import CallBlocks
@@ -24,13 +22,11 @@ class RunningBatch:
         self._config = config
         self._machine = machine
         self._by_program: dict[str, dict[str, EngineCall]] = {}
-        self.paused: list[EngineCall] = []
-        """Decoding calls that are left out of the current step."""
 
     @property
     def decodes(self) -> int:
         """Running calls that decode in the current step."""
-        return len(self.calls) - len(self.prefilling) - len(self.paused)
+        return len(self.calls) - len(self.prefilling)
 
     @property
     def has_work(self) -> bool:
@@ -60,18 +56,9 @@ class RunningBatch:
             del self.prefilling[call.call_id]
             call.chunk = 0
 
-    def pause(self, calls: Iterable[EngineCall]) -> None:
-        """Leave running calls that are up to date out of the current step."""
-        for call in calls:
-            call.chunk = 0
-            if call.is_decoding:
-                self.decoding.stop(call, self.steps)
-                self.paused.append(call)
-
     def skip_step(self) -> None:
         """Count a step that no call is in."""
         self.steps += 1
-        self._end_pauses()
 
     def bring_up(self, call: EngineCall) -> None:
         """Bring a call's tokens, blocks and charge up to date."""
@@ -89,7 +76,6 @@ class RunningBatch:
         self.decoding.advance(stretch.steps_s if is_measured else stretch.steps * self._cost_s(0, 1, 0.0))
         for call in list(self.prefilling.values()):
             self._prefill(call, stretch.step_s, now)
-        self._end_pauses()
         self.decoding.end_quanta(self.steps)
         return self.decoding.finished(self.steps)
 
@@ -108,11 +94,6 @@ class RunningBatch:
         """Assert the invariants."""
         assert self.prefilling.keys() <= self.calls.keys()
         assert sum(len(calls) for calls in self._by_program.values()) == len(self.calls)
-
-    def _end_pauses(self) -> None:
-        for call in self.paused:
-            self.decoding.start(call, self.steps)
-        self.paused.clear()
 
     def _prefill(self, call: EngineCall, step_s: float, now: float) -> None:
         if not call.chunk:

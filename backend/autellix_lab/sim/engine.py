@@ -185,8 +185,7 @@ class SimEngine:
         for call in self.calls.values():
             assert call.is_running == (call.call_id in running), call.call_id
             is_prefilling = call.call_id in self.batch.prefilling
-            is_paused = call in self.batch.paused
-            assert call.is_decoding == (call.is_running and not is_prefilling and not is_paused), call.call_id
+            assert call.is_decoding == (call.is_running and not is_prefilling), call.call_id
 
     # Arrivals and departures.
 
@@ -351,27 +350,20 @@ class SimEngine:
     def _make_way(self, now: float) -> list[EngineCall]:
         """Preempt until the blocks suffice; return the prefilling calls that are in the step.
 
-        As in vLLM, calls get their blocks in the order of their slots. Where the one to preempt is the one
-        that asks, the calls behind it are not in the step.
+        Calls get their tokens and blocks in order, and the last one is preempted until they suffice.
         """
-        wanted: dict[str, int] = {}
-        calls = list(self.batch.calls.values())
+        wanted, budget = 0, self.model.token_budget
+        calls = self._victims.worst_last()
         for call in calls:
             self.batch.bring_up(call)
-        for place, call in enumerate(calls):
-            if not call.is_running:
-                continue
-            blocks = self.blocks.wanted(call)
-            is_in_step = True
-            while is_in_step and sum(wanted.values()) + blocks > self.blocks.kv.available:
-                victim = self._victims.worst()
-                wanted.pop(victim.call_id, None)
-                self._preempt(victim, now)
-                is_in_step = victim.call_id != call.call_id
-            if not is_in_step:
-                self.batch.pause([behind for behind in calls[place:] if behind.is_running])
-                break
-            wanted[call.call_id] = blocks
+        for call in calls:
+            if not call.is_decoding:
+                call.chunk = max(0, min(call.known - call.computed, budget))
+            while call.is_running and wanted + self.blocks.wanted(call) > self.blocks.kv.available:
+                self._preempt(calls.pop(), now)
+            if call.is_running:
+                wanted += self.blocks.wanted(call)
+                budget -= 1 if call.is_decoding else call.chunk
         return [call for call in self.batch.prefilling.values() if call.chunk]
 
     def _admit(self, now: float) -> None:

@@ -55,7 +55,7 @@ class VictimSelector:
         refused = self.refused
         if refused is None or refused.record is not None or refused.is_running or not self.preempts:
             return False
-        return self.worst().rank > refused.rank
+        return max(call.rank for call in self._batch.calls.values()) > refused.rank
 
     def select(self, now: float) -> list[EngineCall]:
         """Return the calls to preempt at a decision."""
@@ -66,11 +66,10 @@ class VictimSelector:
             return self._for_blocks(refused, now)
         return [] if self.is_settled else self._for_slots(now)
 
-    def worst(self) -> EngineCall:
-        """Return the running call to preempt first: the last in order, or under FCFS the last admitted."""
-        if self._is_ordering:
-            return max(self._batch.calls.values(), key=_rank)
-        return next(reversed(self._batch.calls.values()))
+    def worst_last(self) -> list[EngineCall]:
+        """Return the running calls, the one to preempt first last: by rank, or under FCFS by their slots."""
+        calls = self._batch.calls.values()
+        return sorted(calls, key=_rank) if self._is_ordering else list(calls)
 
     def _for_slots(self, now: float) -> list[EngineCall]:
         """Return the running calls that the machine's batch replaces."""
