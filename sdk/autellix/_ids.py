@@ -14,12 +14,13 @@ class IdFactory:
 
     def renew(self) -> None:
         """Draw a new prefix; a forked child must not continue its parent's numbers."""
-        self._prefix = os.urandom(8).hex()
+        self.prefix = os.urandom(8).hex()
+        """Different in each process."""
         self._numbers = itertools.count(1)
 
     def make(self, kind: str) -> str:
         """Return the next id, such as `call-<prefix>-<number>`."""
-        return f"{kind}-{self._prefix}-{next(self._numbers)}"
+        return f"{kind}-{self.prefix}-{next(self._numbers)}"
 
 
 ids = IdFactory()

@@ -10,7 +10,7 @@ from autellix._programs.progress import Progress
 from autellix._programs.running import attach, running_thread, switch_to, thread_of
 from autellix._programs.thread import ProgramThread
 from autellix._receipts import FIELD, keep, kept
-from autellix._scopes.scopes import ProgramScope, SessionScope, end_program, root_scope
+from autellix._scopes.scopes import ProgramScope, end_program, root_scope
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ __all__ = [
     "ProgramScope",
     "ProgramThread",
     "Progress",
-    "SessionScope",
     "around",
     "around_async",
     "attach",

@@ -458,6 +458,19 @@ def test_other_process_does_not_end_a_program_around_its_own(agent: Agent, tmp_p
     assert not any(path.endswith("/chosen") for path in ended)
 
 
+@pytest.mark.parametrize("method", ["spawn", "fork"])
+def test_other_process_does_not_end_the_session_that_it_was_started_in(
+    agent: Agent, tmp_path: Path, method: str
+) -> None:
+    branch = "process = context.Process(target=ask, args=('branch',)); process.start(); process.join()"
+    branch = f"with autellix.session('shared'), autellix.program('agent'): {branch}; ask('within')"
+    run_processes(agent, tmp_path, method, branch)
+    calls = agent.backend.by_content()
+    assert {calls[name]["x-autellix-session-id"] for name in ("branch", "within")} == {"shared"}
+    ends = [path for method, path, _ in agent.backend.control if method == "DELETE"]
+    assert [path.endswith("/sessions/shared") for path in ends].count(True) == 1
+
+
 @row(
     "`multiprocessing.Pool`",
     "each item carries its program and has parents; joins are not seen, as with `Process`",

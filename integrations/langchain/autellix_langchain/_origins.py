@@ -6,15 +6,13 @@ folder of the process, which may differ between two turns of one conversation.
 
 from __future__ import annotations
 
-import functools
-import hashlib
 import os
 import sys
 import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from autellix.integration import ids
+from autellix_langchain._memories import copy_number
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -65,22 +63,30 @@ def note_origin(graph: Any) -> None:
     """Note which module of the user's is making a graph; a copy has the origin of what it copies."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and _package(frame) in FRAMEWORKS:
-        if frame.f_code.co_name == "copy" and (copied := origin_of(frame)) is not None:
-            _origins[graph] = copied
+        if frame.f_code.co_name == "copy" and (original := graph_at(frame)) is not None:
+            copy_number(graph, original)
+            if (copied := origin_of(original)) is not None:
+                _origins[graph] = copied
             return
         frame = frame.f_back
     if frame is not None:
         _origins[graph] = GraphOrigin(_module(frame), _file(frame.f_globals.get("__file__")))
 
 
-def origin_of(frame: FrameType | None) -> GraphOrigin | None:
-    """Return the origin of the graph whose method runs at a frame; None if it is no graph, or from before."""
+def graph_at(frame: FrameType | None) -> Any:
+    """Return the graph whose method runs at a frame; None if it is none."""
     if frame is None or _package(frame) != "langgraph":
         return None
+    found = frame.f_locals.get("self")
+    return found if hasattr(found, "checkpointer") else None
+
+
+def origin_of(graph: Any) -> GraphOrigin | None:
+    """Return the origin of a graph; None if it is from before."""
     try:
-        return _origins.get(frame.f_locals.get("self"))
+        return _origins.get(graph)
     except TypeError:
-        # Not hashable, or without weak references: no graph.
+        # Not hashable, or without weak references: None, for example.
         return None
 
 
@@ -96,19 +102,12 @@ def _file(file: object) -> str | None:
     return file if isinstance(file, str) else None
 
 
-@functools.cache
 def application_of(origin: GraphOrigin | None) -> str:
     """Distinguish applications, whose graphs and threads often have the same names ("chat", "1").
 
-    The text is the same in all processes of an application, and differs by process where there is no file.
+    The text is the same in all processes of an application.
     """
     script = getattr(sys.modules.get("__main__"), "__file__", None)
     file = _file(script) if origin is None else origin.file
     # A script's may hold `..`; its symbolic links stay, because they are how releases change.
-    parts = (os.path.normpath(file) if file else _console(), os.environ.get(APPLICATION_VARIABLE, ""))
-    return hashlib.sha256("\0".join(parts).encode(errors="surrogatepass")).hexdigest()[:8]
-
-
-@functools.cache
-def _console() -> str:
-    return ids.make("console")
+    return f"{os.path.normpath(file) if file else ''}\0{os.environ.get(APPLICATION_VARIABLE, '')}"

@@ -12,40 +12,38 @@ import time
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
-from autellix.integration import ProgramScope, SessionScope, running_thread
-from autellix_langchain._origins import UNNAMED, application_of, origin_of
+from autellix.integration import ProgramScope, running_thread
+from autellix_langchain._memories import memory_of
+from autellix_langchain._origins import UNNAMED, application_of, graph_at, origin_of
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
     from types import FrameType
 
     from autellix.integration import ProgramThread
-    from autellix_langchain._origins import GraphOrigin
 
 MAX_OPEN = 4096
 """How many runs, and how many tools, may be open; a run that never reports its end must not stay for ever."""
 MAX_ID_CHARACTERS = 256
+DIGEST_CHARACTERS = 16
+"""Enough that no two of the memories that one process makes are taken for each other."""
 CALLBACK_MODULES = ("autellix.", "autellix_langchain.", "langchain_core.callbacks")
 """Modules between the code that starts a run and its handlers."""
 
 
 class OpenRun:
-    """The scopes of one run, outermost first."""
+    """The program of one run."""
 
-    __slots__ = ("_scopes",)
+    __slots__ = ("_scope", "_thread")
 
-    def __init__(self) -> None:
-        self._scopes: list[tuple[ProgramScope | SessionScope, ProgramThread | None]] = []
-
-    def enter(self, scope: ProgramScope | SessionScope, frame: FrameType | None) -> None:
-        """Enter a scope for the code that runs at a frame."""
-        self._scopes.append((scope, scope.enter_at(frame)))
+    def __init__(self, scope: ProgramScope, frame: FrameType | None) -> None:
+        """Enter the scope for the code that runs at a frame."""
+        self._scope = scope
+        self._thread = scope.enter_at(frame)
 
     def close(self) -> None:
-        """Leave the scopes, from any thread or task."""
-        while self._scopes:
-            scope, thread = self._scopes.pop()
-            scope.leave(thread)
+        """Leave the scope, from any thread or task."""
+        self._scope.leave(self._thread)
 
 
 def open_run(name: str | None, thread_id: object, frame: FrameType | None) -> OpenRun | None:
@@ -53,28 +51,28 @@ def open_run(name: str | None, thread_id: object, frame: FrameType | None) -> Op
 
     Args:
         name: the run's name, which becomes the program's.
-        thread_id: LangGraph's, if any; its turns are one program, in a session of their own.
+        thread_id: LangGraph's, if any; its turns in one memory are one program.
         frame: where the run's code runs: in a method of the graph, if it is one.
     """
     if not running_thread().program.is_implicit:
         return None
-    origin = origin_of(frame)
+    graph = graph_at(frame)
+    origin = origin_of(graph)
     if name == UNNAMED and origin is not None:
         name = origin.name
-    conversation = None if thread_id is None else conversation_id(name, str(thread_id), origin)
-    opened = OpenRun()
-    if conversation is not None and running_thread().open_session() is None:
-        opened.enter(SessionScope(conversation, ends=False), frame)
-    opened.enter(ProgramScope(name, conversation, ends=conversation is None), frame)
-    return opened
+    if thread_id is None:
+        return OpenRun(ProgramScope(name), frame)
+    conversation = conversation_id(name, str(thread_id), application_of(origin), memory_of(graph, frame))
+    return OpenRun(ProgramScope(name, conversation, ends=False), frame)
 
 
-def conversation_id(name: str | None, thread_id: str, origin: GraphOrigin | None) -> str:
-    """Return the program and session id of a `thread_id`, equal in all processes of one application."""
+def conversation_id(name: str | None, thread_id: str, application: str, memory: str) -> str:
+    """Return the program id of a `thread_id`, equal wherever an application shares a memory."""
     text = f"{name or 'run'}-{thread_id}"
-    if len(text) > MAX_ID_CHARACTERS - 9 or not (text.isascii() and text.isprintable()):
+    if len(text) > MAX_ID_CHARACTERS - DIGEST_CHARACTERS - 1 or not (text.isascii() and text.isprintable()):
         text = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
-    return f"{text}-{application_of(origin)}"
+    digest = hashlib.sha256(f"{application}\0{memory}".encode(errors="surrogatepass")).hexdigest()
+    return f"{text}-{digest[:DIGEST_CHARACTERS]}"
 
 
 def name_branch(node: str) -> None:

@@ -121,7 +121,11 @@ class Upkeep:
 
     def _end_all(self) -> None:
         for session, registration in self._registrations():
-            self._end(session, registration)
+            if session.ends or not session.has_chosen_id:
+                self._end(session, registration)
+            else:
+                # Other processes may have it open too; it ends some time after the last heartbeat.
+                session.drop(registration)
 
     def _end(self, session: ClientSession, registration: Registration) -> None:
         session.drop(registration)

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,30 +39,31 @@ AGENT = """
 """
 CHAT = (
     """
-    import os, sys
+    import os, sqlite3, sys
     import autellix
 
     if "--lost" in sys.argv:
         os.rmdir(os.getcwd())
     from langchain_openai import ChatOpenAI
+    from langgraph.checkpoint.memory import InMemorySaver
+
+    class FileSaver(InMemorySaver):
+        # One that persists, as far as a conversation's id goes.
+        def __init__(self, file):
+            super().__init__()
+            self.conn = sqlite3.connect(file, check_same_thread=False)
 """
     + AGENT
     + """
     if __name__ == "__main__":
         model = ChatOpenAI(base_url=os.environ["AUTELLIX_BASE_URL"], api_key="k", model="m", max_retries=0)
-        compiled(model.invoke).invoke({"messages": [("user", "hi")]}, {"configurable": {"thread_id": "7"}})
+        chat = compiled(model.invoke, checkpointer=FileSaver(os.environ["SAVER_FILE"]))
+        chat.invoke({"messages": [("user", "hi")]}, {"configurable": {"thread_id": "7"}})
 """
 )
 """A script whose turns are processes of their own."""
 INPUT: Any = {"messages": [("user", "hi")]}
 Load = Callable[[str, str], Any]
-
-
-@pytest.fixture(autouse=True)
-def _no_cache() -> Iterator[None]:
-    application_of.cache_clear()
-    yield
-    application_of.cache_clear()
 
 
 @pytest.fixture
@@ -97,7 +98,7 @@ def test_turns_of_a_script_are_one_program_whatever_its_arguments_and_folder(
     """Also where the working folder is gone, which once lost the program."""
     script, folder = tmp_path / "chat.py", tmp_path / "elsewhere"
     script.write_text(textwrap.dedent(CHAT), encoding="utf-8")
-    environ = {**os.environ, "AUTELLIX_BASE_URL": backend.url}
+    environ = {**os.environ, "AUTELLIX_BASE_URL": backend.url, "SAVER_FILE": str(tmp_path / "saver.db")}
     for where, path, arguments in (
         (tmp_path, "chat.py", ["--message", "Hello"]),
         (folder, "../chat.py", ["--message", "Bye", "--lost"]),
@@ -174,32 +175,29 @@ def test_a_graph_from_before_the_client_keeps_langgraphs_name(
     turn(graph)
     ((name, program_id),) = programs(backend)
     assert name == "LangGraph"
-    assert program_id == f"LangGraph-7-{application_of(None)}"
+    assert str(program_id).startswith("LangGraph-7-")
 
 
-def test_a_chain_with_a_thread_is_a_conversation_of_its_script(
+def test_a_chain_with_a_thread_is_a_conversation_of_its_process(
     chat: ChatOpenAI, backend: RecordingBackend
 ) -> None:
     chain = RunnableLambda(lambda text: chat.invoke(str(text)).content).with_config(run_name="chain")
-    chain.invoke("hi", {"metadata": {"thread_id": "7"}})
-    assert [program_id for _, program_id in programs(backend)] == [f"chain-7-{application_of(None)}"]
+    for _ in range(2):
+        chain.invoke("hi", {"metadata": {"thread_id": "7"}})
+    ((_, program_id),) = set(programs(backend))
+    assert len(programs(backend)) == 2
+    assert str(program_id).startswith("chain-7-")
 
 
-def test_applications_differ_by_file_and_setting_and_without_a_file_by_process(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_applications_differ_by_file_and_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     one, console = GraphOrigin("app", "/one/app.py"), GraphOrigin("__main__", None)
     found = {application_of(one), application_of(GraphOrigin("app", "/two/app.py")), application_of(console)}
     assert application_of(GraphOrigin("renamed", "/one/app.py")) in found
     assert (one.name, console.name) == ("app", "LangGraph")
     assert GraphOrigin("__mp_main__", "/one/chat.py").name == "chat.py"
-    application_of.cache_clear()
-    _origins._console.cache_clear()
-    found.add(application_of(console))
     monkeypatch.setenv("AUTELLIX_APPLICATION", "container-2")
-    application_of.cache_clear()
     found.add(application_of(one))
-    assert len(found) == 5
+    assert len(found) == 4
 
 
 def test_origins_go_with_their_graphs(chat: ChatOpenAI, load: Load) -> None:
@@ -214,26 +212,24 @@ def test_origins_go_with_their_graphs(chat: ChatOpenAI, load: Load) -> None:
 
 
 @pytest.mark.parametrize("file", [None, 7, b"/one/app.py", object()], ids=lambda file: type(file).__name__)
-def test_code_without_a_path_is_told_apart_by_its_process(
+def test_code_without_a_path_has_conversations_too(
     file: Any, chat: ChatOpenAI, backend: RecordingBackend
 ) -> None:
     """As in notebooks, and in modules that a program makes itself."""
     module = {"__name__": "made", "__file__": file}
     exec(textwrap.dedent(AGENT), module)
-    turn(module["compiled"](chat.invoke))
-    assert programs(backend) == [("made", f"made-7-{application_of(GraphOrigin('made', None))}")]
+    graph = module["compiled"](chat.invoke)
+    turn(graph)
+    turn(graph)
+    assert len(programs(backend)) == 2
+    ((name, program_id),) = set(programs(backend))
+    assert name == "made"
+    assert str(program_id).startswith("made-7-")
 
 
 def test_the_owner_of_a_frame_need_not_be_a_graph() -> None:
-    class Odd:
-        def __hash__(self) -> int:
-            raise RuntimeError
-
-        def run(self) -> GraphOrigin | None:
-            return _origins.origin_of(sys._getframe())
-
-    assert Odd().run() is None
-    module: dict[str, Any] = {"__name__": "langgraph.odd", "sys": sys, "origin_of": _origins.origin_of}
-    exec("def run(self): return origin_of(sys._getframe())", module)
-    assert module["run"]([]) is None
-    assert module["run"](None) is None
+    module: dict[str, Any] = {"__name__": "langgraph.odd", "sys": sys, "graph_at": _origins.graph_at}
+    exec("def run(self): return graph_at(sys._getframe())", module)
+    for odd in ([], None):
+        assert module["run"](odd) is None
+        assert _origins.origin_of(odd) is None

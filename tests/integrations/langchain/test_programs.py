@@ -23,14 +23,10 @@ from langgraph.graph import START, StateGraph
 from langgraph.types import Command, interrupt
 
 from autellix_langchain import AutellixCallback
-from autellix_langchain._origins import GraphOrigin
 from autellix_langchain._runs import MAX_OPEN, OpenRuns, conversation_id
 
 if TYPE_CHECKING:
     from langchain_openai import ChatOpenAI
-
-
-HERE = GraphOrigin(__name__, __file__)
 
 
 class Parts(TypedDict, total=False):
@@ -236,13 +232,16 @@ async def test_abandoned_async_stream_ends_its_program(
 # Conversations
 
 
-def test_turns_of_a_thread_are_one_program_and_session(chat: ChatOpenAI, backend: RecordingBackend) -> None:
+def test_turns_of_a_thread_are_one_program(chat: ChatOpenAI, backend: RecordingBackend) -> None:
     graph = two_steps(chat, "a", checkpointer=InMemorySaver())
     for thread in ("x", "y", "x"):
         graph.invoke({"parts": []}, {"configurable": {"thread_id": thread}})
-    x, y = conversation_id("a", "x", HERE), conversation_id("a", "y", HERE)
+    x, y = backend.programs()
+    assert str(x).startswith("a-x-")
+    assert str(y).startswith("a-y-")
     assert [call.program_id for call in backend.recorded] == [x, x, y, y, x, x]
-    assert [call.session_id for call in backend.recorded] == [x, x, y, y, x, x]
+    # Other processes may continue it, each in a session of its own: no exit of one ends it for all.
+    assert {call.session_id for call in backend.recorded} == {autellix.current().session_id}
     calls = backend.recorded
     # The third turn comes after the first one.
     assert calls[4].parents == (calls[1].call_id,)
@@ -278,20 +277,22 @@ def test_a_session_of_the_users_stays(chat: ChatOpenAI, backend: RecordingBacken
     with autellix.session("mine"):
         graph.invoke({"parts": []}, {"configurable": {"thread_id": "x"}})
     assert {call.session_id for call in backend.recorded} == {"mine"}
-    assert {call.program_id for call in backend.recorded} == {conversation_id("a", "x", HERE)}
+    (program_id,) = backend.programs()
+    assert str(program_id).startswith("a-x-")
 
 
 def test_ids_of_conversations() -> None:
     odd = ["x" * 300, "ü", "a\nb", "", "\ud800"]
-    found = {conversation_id("LangGraph", thread, HERE) for thread in odd}
+    found = {conversation_id("LangGraph", thread, "/one/app.py\ud800", "memory") for thread in odd}
     assert len(found) == len(odd)
     for text in found:
         assert 1 <= len(text) <= 256
         assert text.isascii()
         assert text.isprintable()
-    assert (
-        conversation_id("a", "x", HERE) == conversation_id("a", "x", HERE) != conversation_id("b", "x", HERE)
-    )
+    same = ("a", "x", "/one/app.py", "memory")
+    for place in range(len(same)):
+        other = (*same[:place], "other", *same[place + 1 :])
+        assert conversation_id(*same) == conversation_id(*same) != conversation_id(*other)
 
 
 # Results, errors, cancellations

@@ -186,6 +186,17 @@ def test_session_that_goes_on_is_not_ended(sdk: None, backend: Recording) -> Non
     backend.wait_for("POST", "/sessions")
 
 
+def test_exit_does_not_end_a_session_that_others_may_continue(
+    run_script: Callable[..., str], backend: Recording
+) -> None:
+    """It may be open in another process; its heartbeats keep it."""
+    script = IN_TIME + "    with autellix.session('conversation', ends=False):\n        ask()"
+    run_script(script, backend.url)
+    run_script(IN_TIME + "    with autellix.session('mine'):\n        ask()", backend.url)
+    ends = [path for method, path, _ in backend.control if method == "DELETE"]
+    assert ends == ["/autellix/v1/sessions/mine"]
+
+
 def test_configure_ends_the_session_at_backends_left(
     sdk: None, make_backend: Callable[..., Recording]
 ) -> None:
