@@ -8,14 +8,19 @@ import random
 import pytest
 from tests.core.calls import make_call
 
+from autellix_backend.core.arrival import Arrival
 from autellix_backend.core.call import Call
+from autellix_backend.core.config import SchedulerConfig
+from autellix_backend.core.machine import Machine
 from autellix_backend.core.preemption import (
     MIN_SAMPLES,
     CostLine,
     PreemptionCosts,
     Resume,
     ResumeKind,
+    StepCosts,
     fit_together,
+    has_earned,
     preemption_pays,
 )
 
@@ -224,3 +229,46 @@ def test_a_negative_fixed_cost_becomes_zero() -> None:
 
 def test_an_empty_transfer_costs_nothing() -> None:
     assert PreemptionCosts().load_s(0.0) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("tokens", "running", "expected"),
+    [(0, 4, 0.0), (1, 1, 1.0), (100, 1, 7.0), (100, 4, 7.0), (100, 20, 20.0)],
+)
+def test_a_resume_costs_steps_of_its_call_or_of_all(tokens: int, running: int, expected: float) -> None:
+    """100 tokens take 7 chunks of 16, and a whole step of the engine: one of each running call."""
+    assert StepCosts(budget=100, chunk=16).of(tokens, running) == expected
+
+
+def play_thief(seed: int) -> int:
+    """Take the slot of a random call whenever that is allowed; return how often it was."""
+    generator = random.Random(seed)
+    chunk = generator.choice([1, 8, 64])
+    prompt, output = generator.randrange(1, 400), generator.randrange(1, 400)
+    costs = StepCosts(budget=4 * chunk, chunk=chunk)
+    running = generator.choice([1, 4, 9])
+    machine = Machine(SchedulerConfig(policy="plas"))
+    call = machine.arrive(Arrival("c", "p"), 0.0)
+    computed = steps = preemptions = lost = 0
+    while computed < prompt + output:
+        if not call.is_running:
+            machine.start("c", float(steps))
+            if call.reached_tokens:
+                call.lose(call.reached_tokens, costs.of(call.reached_tokens, running))
+        known = max(prompt, call.reached_tokens)
+        tokens = min(chunk, known - computed) if computed < known else 1
+        machine.charge("c", 1.0, float(steps), is_prefill=tokens > 1, tokens=tokens)
+        computed, steps = computed + tokens, steps + 1
+        if has_earned(call, costs.of(computed, running)) and generator.random() < 0.9:
+            machine.preempt("c", float(steps), computed_tokens=computed)
+            lost, preemptions, computed = lost + computed, preemptions + 1, 0
+    alone = -(-prompt // chunk) + output
+    assert steps <= 1.5 * alone
+    # Of the token budget, as much as its own share of each step.
+    assert running * lost / costs.budget <= 0.5 * alone
+    return preemptions
+
+
+def test_preemptions_add_at_most_half_to_the_steps_of_a_call() -> None:
+    """However often others want its slot, and although it loses its whole context each time."""
+    assert sum(map(play_thief, range(300))) > 300

@@ -285,10 +285,10 @@ class ScriptedEngine:
             self.log.append(("start", call_id, now))
             originals["start"](call_id, now)
 
-        def preempt(call_id: str, now: float) -> None:
+        def preempt(call_id: str, now: float, **fact: Any) -> None:
             self._writing.discard(call_id)
             self.log.append(("preempt", call_id, now))
-            originals["preempt"](call_id, now)
+            originals["preempt"](call_id, now, **fact)
 
         def finish(call_id: str, now: float, **left: Any) -> CallRecord:
             self._writing.discard(call_id)

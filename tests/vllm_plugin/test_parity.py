@@ -302,7 +302,7 @@ def test_every_event_and_its_time_are_equal(
 @pytest.mark.parametrize("policy", ["mlfq", "plas", "atlas"])
 def test_times_that_are_not_exact(live: ScriptedEngines, policy: str) -> None:
     """With decimal step times the events are the same, at times that differ by rounding alone."""
-    model = replace(ROOMY, step_s=0.01, decode_s=0.001, prefill_s=0.0002)
+    model = replace(ROOMY, step_s=0.01, decode_s=0.0011, prefill_s=0.0002)
     simulated, lived = play_both(live, CALM, model, policy=policy)
     assert [entry[:2] for entry in simulated] == [entry[:2] for entry in lived]
     assert [at for *_, at in simulated] == pytest.approx([at for *_, at in lived], abs=1e-9)

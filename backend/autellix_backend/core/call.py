@@ -131,6 +131,14 @@ class Call:
     service_mark_s: float = 0.0
     prefill_debt_s: float = 0.0
     """Model time (s) of its prefill steps less that of its decode steps, since it last got a slot."""
+    reached_tokens: int = 0
+    """The most tokens that it had computed when it lost its slot."""
+    behind_tokens: int = 0
+    """Of those, the ones that it has to compute again."""
+    new_steps: int = 0
+    """Steps in which it computed what it never had before."""
+    lost_steps: float = 0.0
+    """The price of its resumes so far, by `core.preemption.StepCosts`."""
     preemptions: int = 0
     demotions: int = 0
     promotions: int = 0
@@ -191,9 +199,11 @@ class Call:
         self.running_since_s = now
         self.prefill_debt_s = 0.0
 
-    def preempt(self, now: float) -> None:
+    def preempt(self, now: float, computed_tokens: int) -> None:
         """Take the call's slot away."""
         self._require("preempt", is_running=True)
+        self.reached_tokens = max(self.reached_tokens, computed_tokens)
+        self.behind_tokens = 0
         self.is_running = False
         self.waiting_since_s = now
         self.preemptions += 1
@@ -208,8 +218,17 @@ class Call:
         self.is_paused = False
         self.waiting_since_s = now
 
-    def charge(self, cost_s: float, *, is_prefill: bool) -> None:
-        """Add the model time of a step."""
+    def lose(self, tokens: int, steps: float) -> None:
+        """Note that a resumed call computes tokens again, at a price in steps."""
+        self.behind_tokens = tokens
+        self.lost_steps += steps
+
+    def charge(self, cost_s: float, *, is_prefill: bool, tokens: int, steps: int) -> None:
+        """Add the model time and the tokens of some steps."""
+        if self.behind_tokens > 0:
+            self.behind_tokens -= tokens
+        else:
+            self.new_steps += steps
         self.service_s += cost_s
         self.quantum_s -= cost_s
         self.prefill_debt_s += cost_s if is_prefill else -cost_s

@@ -178,15 +178,20 @@ class Machine:
         if call.level == 1:
             self.starvation.forget(call)
 
-    def preempt(self, call_id: str, now: float) -> None:
+    def preempt(self, call_id: str, now: float, *, computed_tokens: int = 0) -> None:
         """Take the slot of a running call, which keeps its place in the queue if its program is active.
+
+        Args:
+            call_id: The call.
+            now: The time.
+            computed_tokens: The tokens of its context that it has computed.
 
         Raises:
             UnknownCallError: no active call has this id.
             IllegalMoveError: the call is waiting.
         """
         call = self.call(call_id)
-        call.preempt(now)
+        call.preempt(now, computed_tokens)
         if not call.is_pinned:
             self._release(call)
         self.shares.wait(call.tenant)
@@ -258,18 +263,25 @@ class Machine:
         now: float,
         *,
         is_prefill: bool = False,
+        tokens: int = 1,
+        steps: int = 1,
     ) -> None:
         """Charge a call the model time of a step it was part of; it may have been preempted since.
 
         Args:
+            call_id: The call.
+            cost_s: The model time.
+            now: The time.
             is_prefill: Whether the step computed several tokens of its context.
+            tokens: The tokens that it computed.
+            steps: How many equal steps these are.
 
         Raises:
             UnknownCallError: no active call has this id.
         """
         call = self.call(call_id)
         is_first = not call.unpaid_service_s
-        call.charge(cost_s, is_prefill=is_prefill)
+        call.charge(cost_s, is_prefill=is_prefill, tokens=tokens, steps=steps)
         if is_first:
             self.starvation.watch(call, self.table[call.program_id], now)
         self.shares.charge(call.tenant, cost_s)

@@ -11,6 +11,17 @@ until it has run for as long as the resume took, so that no two calls spend thei
 Recomputing costs its time once for each running call, because all of them wait for prefill steps; a load
 delays no other call.
 
+Prices in seconds may be unknown, or zero where an engine's steps take equally long, and they bound one
+preemption, not how often a call is preempted. So besides, resumes are counted in steps, and a call may be
+preempted for another only once it has computed new tokens in twice as many steps as all its resumes cost, the
+next one included. Where an engine itself must take blocks from a running call, a call that has not yet earned
+its last resume goes after all others, and the one that got its slot first goes last. Hence:
+
+- Every call ends. A call without new tokens is not preempted for another. If an engine whose calls do not end
+  has taken blocks from each of them, all are those that go last, and the first of them keeps its blocks.
+- Preemptions for other calls add at most half as much to the steps of the calls, and to the token budget that
+  these would have used.
+
 A context that stays in the prefix cache costs nothing to resume. The cache is assumed to keep the contexts
 of all calls in the engine, running and waiting, as long as they fit into its memory together. Once they do
 not fit, a preempted call loses its blocks, or others lose theirs in its place, which costs as much.
@@ -200,6 +211,29 @@ class PreemptionCosts:
 
 def _recompute(seconds: float) -> Resume:
     return Resume(kind=ResumeKind.RECOMPUTE, seconds=seconds, prefill_s=seconds)
+
+
+NEW_STEPS = 2
+"""The steps with new tokens that a call needs for each step that its resumes cost."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepCosts:
+    """What computing tokens again costs on one engine, in steps of a call."""
+
+    budget: int
+    """The tokens of a step."""
+    chunk: int
+    """The most of them for one call."""
+
+    def of(self, tokens: int, running: int) -> float:
+        """Return the steps that the call takes, or that `running` calls together lose of the token budget."""
+        return max(-(-tokens // self.chunk), running * tokens / self.budget) if tokens > 0 else 0.0
+
+
+def has_earned(call: Call, resume_steps: float = 0.0) -> bool:
+    """Return whether a call has earned its resumes so far, and one more at a price."""
+    return call.new_steps >= NEW_STEPS * (call.lost_steps + resume_steps)
 
 
 def fit_together(needs: Iterable[int], room: float) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from vllm.v1.request import Request, RequestStatus
 
 from autellix_backend.core.call import Call
+from autellix_backend.core.preemption import has_earned
 from autellix_backend.vllm_plugin.engine_state import SchedulerState
 from autellix_backend.vllm_plugin.host_tier import HostTier
 from autellix_backend.vllm_plugin.preemption import PreemptionPrices
@@ -116,8 +117,8 @@ class StepDecisions:
         losing = [r for r in engine.running if r.request_id not in chosen and engine.is_preemptible(r)]
         worst = engine.worst_first(losing)[: max(0, len(gaining) - max(0, free))]
         gaining, worst = self._with_adapters(gaining, worst, max(0, free))
-        is_free = not worst or self._is_free()
-        victims = [request for request in worst if is_free or self._pays(request, now)]
+        is_kept = not worst or self._blocks.keep_contexts()
+        victims = [request for request in worst if self._may_go(request, now, is_kept=is_kept)]
         self.slot_preemptions += len(victims)
         # vLLM has not passed over a request that stays out because of a price.
         gained = gaining[: max(0, free) + len(victims)] if victims else []
@@ -142,7 +143,7 @@ class StepDecisions:
             return []
         rank = engine.order.rank(refused).number
         missing = self._blocks.missing()
-        is_free = self._is_free()
+        is_kept = self._blocks.keep_contexts()
         victims: list[Request] = []
         for request in engine.worst_first(engine.running):
             if missing <= 0 and victims:
@@ -150,7 +151,7 @@ class StepDecisions:
             if request.priority <= rank:
                 break
             can_go = engine.is_preemptible(request) and self._blocks.can_free(request)
-            if can_go and (is_free or self._pays(request, now)):
+            if can_go and self._may_go(request, now, is_kept=is_kept):
                 victims.append(request)
                 missing -= self._blocks.held(request.request_id)
         # Too little to help: preempting would only make both wait.
@@ -159,12 +160,21 @@ class StepDecisions:
         self.block_preemptions += len(victims)
         return victims
 
-    def _is_free(self) -> bool:
-        """Whether preemptions cost nothing at present, or their price does not matter."""
-        return self._config.preemption == "always" or self._blocks.keep_contexts()
+    def _may_go(self, request: Request, now: float, *, is_kept: bool) -> bool:
+        """Whether another request may have the slot and the blocks of a running one.
 
-    def _pays(self, request: Request, now: float) -> bool:
-        return self._prices.pays(request, now, running=len(self._engine.running))
+        Args:
+            request: The running one.
+            now: The time.
+            is_kept: Whether the prefix cache keeps its context meanwhile.
+        """
+        running = len(self._engine.running)
+        lost = 0 if is_kept else self._prices.lost_tokens(request)
+        call = self._machine.call(request.request_id)
+        if not has_earned(call, self._tracker.step_costs.of(lost, running)):
+            return False
+        is_free = is_kept or self._config.preemption == "always"
+        return is_free or self._prices.pays(request, now, running=running)
 
     def _is_admissible(self, call: Call) -> bool:
         request = self._engine.find(call.call_id)

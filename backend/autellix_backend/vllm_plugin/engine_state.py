@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.request import Request, RequestStatus
 
+from autellix_backend.core.preemption import StepCosts
 from autellix_backend.vllm_plugin.engine_blocks import EngineBlocks
 from autellix_backend.vllm_plugin.request_order import RequestOrder
 
@@ -37,6 +38,13 @@ class SchedulerState:
         parallel = self._scheduler.vllm_config.parallel_config
         # vLLM sets the rank itself to 0 where the ranks are independent of each other.
         return int(getattr(parallel, "data_parallel_index", parallel.data_parallel_rank))
+
+    @property
+    def step_costs(self) -> StepCosts:
+        """What computing tokens again costs in steps."""
+        budget = int(self._scheduler.max_num_scheduled_tokens)
+        chunk = int(self._scheduler.scheduler_config.long_prefill_token_threshold)
+        return StepCosts(budget=budget, chunk=min(chunk, budget) if chunk > 0 else budget)
 
     # Requests.
 

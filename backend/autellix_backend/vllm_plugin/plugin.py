@@ -16,6 +16,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.engine import FinishReason
 from vllm.v1.request import Request, RequestStatus
 
+from autellix_backend.core.preemption import has_earned
 from autellix_backend.reports.link import EngineFacts
 from autellix_backend.vllm_plugin.compatibility import vllm_version
 from autellix_backend.vllm_plugin.decisions import StepDecisions
@@ -53,7 +54,9 @@ class SchedulerPlugin:
             )
         blocks = self.engine.blocks
         kv_tokens = blocks.capacity_tokens
-        self.tracker = CallTracker(settings, kv_tokens, blocks.hash_block_tokens, blocks.fill)
+        self.tracker = CallTracker(
+            settings, kv_tokens, blocks.hash_block_tokens, blocks.fill, self.engine.step_costs
+        )
         machine = self.tracker.machine
         self.facts = EngineFacts(
             engine=secrets.token_hex(8),
@@ -125,7 +128,8 @@ class SchedulerPlugin:
         is_ordering = self.tracker.machine.policy.reorders and len(engine.running) > 1
         if is_ordering and engine.blocks.may_run_out():
             undoing.callback(engine.order.put_back)
-            engine.order.put_worst_last(lambda _: False)
+            machine = self.tracker.machine
+            engine.order.put_worst_last(lambda request_id: not has_earned(machine.call(request_id)))
 
     def load_ahead(self, loading: ExitStack, *, is_throttled: bool) -> None:
         """Let vLLM start loads from host memory, until `loading` is closed, unless it begins no prefill."""
@@ -141,7 +145,13 @@ class SchedulerPlugin:
         for request_id in output.num_scheduled_tokens:
             if request_id in self.tracker and not self.tracker.is_running(request_id):
                 request = self._scheduler.requests[request_id]
-                self.tracker.start(request_id, now, cached_tokens_of(request))
+                self.tracker.start(
+                    request_id,
+                    now,
+                    cached_tokens_of(request),
+                    kept_tokens=request.num_computed_tokens - output.num_scheduled_tokens[request_id],
+                    running=len(self.engine.running),
+                )
                 # A policy that holds slots ranks a running call differently.
                 self._rank(request)
         is_budget_spent = output.total_num_scheduled_tokens >= self._scheduler.max_num_scheduled_tokens
@@ -161,7 +171,7 @@ class SchedulerPlugin:
     def on_preempted(self, request: Request) -> None:
         """Preempt the call of a request, by whomever."""
         if request.request_id in self.tracker and self.tracker.is_running(request.request_id):
-            self.tracker.preempt(request.request_id, self._clock())
+            self.tracker.preempt(request.request_id, self._clock(), request.num_computed_tokens)
             self._rank(request)
 
     def on_part_answered(self, request: Request) -> None:

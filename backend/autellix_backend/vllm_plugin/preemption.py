@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from autellix_backend.core.machine import Machine
-from autellix_backend.core.preemption import PreemptionCosts, Resume, preemption_pays
+from autellix_backend.core.preemption import PreemptionCosts, Resume, ResumeKind, preemption_pays
 from autellix_backend.vllm_plugin.steps import StepTokens
 
 
@@ -30,6 +30,13 @@ class PreemptionPrices:
         """Pass a preemption on to the connector, which vLLM itself informs only with the step."""
         if self._connector is not None:
             self._connector.on_preempted(request_id)
+
+    def lost_tokens(self, request: Any) -> int:
+        """Return the tokens that a running request would compute again if it lost its blocks."""
+        resume = self._resume(request)
+        is_loaded = resume is not None and resume.kind is ResumeKind.LOAD
+        tokens = int(request.num_computed_tokens)
+        return tokens % self._block_tokens if is_loaded else tokens
 
     def pays(self, request: Any, now: float, *, running: int) -> bool:
         """Return whether preempting one of `running` requests pays; it loses its blocks."""

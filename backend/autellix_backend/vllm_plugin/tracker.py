@@ -15,6 +15,7 @@ from autellix_backend.core.arrival import Arrival
 from autellix_backend.core.boost import work_of
 from autellix_backend.core.call import Call
 from autellix_backend.core.machine import Machine
+from autellix_backend.core.preemption import StepCosts
 from autellix_backend.reports.report import EngineReport
 from autellix_backend.vllm_plugin.context import ContextIndex, Hashes
 from autellix_backend.vllm_plugin.identity import CallIdentity
@@ -30,6 +31,7 @@ MAX_PROGRAMS = 16_384
 """With more programs, those that were idle for a part of that time count as ended too."""
 _IDLE_SHARES = (1.0, 0.1, 0.01)
 _EXPIRE_PERIOD_S = 30.0
+_UNBOUNDED = StepCosts(budget=1 << 30, chunk=1 << 30)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -51,6 +53,7 @@ class CallTracker:
         kv_tokens: float = math.inf,
         block_tokens: int = 1,
         fill: KvFill = count_tokens,
+        step_costs: StepCosts = _UNBOUNDED,
     ) -> None:
         """Track the calls of an empty engine.
 
@@ -59,8 +62,10 @@ class CallTracker:
             kv_tokens: The tokens that fit into the engine's KV memory.
             block_tokens: Those of a block, as they are hashed.
             fill: How contexts fill the memory.
+            step_costs: What a resume costs in steps.
         """
         self.machine = Machine(settings.scheduler, kv_tokens=kv_tokens, fill=fill)
+        self.step_costs = step_costs
         self._contexts = ContextIndex(block_tokens)
         self._needs_contexts = self.machine.admission.memory is not None or self.machine.policy.boosts
         self.reports: ReportServer | None = None
@@ -162,9 +167,22 @@ class CallTracker:
         self.machine.admission.lose_contexts()
         self._contexts.lose_contexts(self._calls)
 
-    def start(self, request_id: str, now: float, cached_tokens: int) -> None:
-        """Give a waiting call a slot; its cached tokens are those of its first start."""
+    def start(
+        self, request_id: str, now: float, cached_tokens: int, *, kept_tokens: int = 0, running: int = 1
+    ) -> None:
+        """Give a waiting call a slot.
+
+        Args:
+            request_id: The call.
+            now: The time.
+            cached_tokens: What its first start found in the cache.
+            kept_tokens: The tokens of its context that are computed already.
+            running: The running calls with it.
+        """
         self.machine.start(request_id, now)
+        started = self.machine.call(request_id)
+        if lost := max(0, started.reached_tokens - kept_tokens):
+            started.lose(lost, self.step_costs.of(lost, running))
         self.machine.unpin(request_id)
         call = self._calls[request_id]
         call.runs.start(now)
@@ -185,9 +203,9 @@ class CallTracker:
         if self.machine.call(request_id).is_paused:
             self.machine.resume(request_id, now)
 
-    def preempt(self, request_id: str, now: float) -> None:
-        """Preempt a running call."""
-        self.machine.preempt(request_id, now)
+    def preempt(self, request_id: str, now: float, computed_tokens: int = 0) -> None:
+        """Preempt a running call that has computed some tokens of its context."""
+        self.machine.preempt(request_id, now, computed_tokens=computed_tokens)
         self._calls[request_id].runs.stop(now)
 
     def charge(self, tokens: StepTokens, cost_s: float, now: float) -> None:
@@ -211,7 +229,8 @@ class CallTracker:
         call.runs.step(now, is_prefill=prefilled > 0)
         if self.machine.config.service == "tokens":
             cost_s = self.machine.config.nominal_service_s(prefilled, decoded)
-        self.machine.charge(request_id, cost_s, now, is_prefill=prefilled > 0)
+        tokens = prefilled or decoded
+        self.machine.charge(request_id, cost_s, now, is_prefill=prefilled > 0, tokens=tokens)
 
     def place(self, order: Iterable[Call]) -> list[str]:
         """Set the places of the calls that run next; return those whose place changed."""

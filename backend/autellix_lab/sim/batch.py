@@ -99,7 +99,7 @@ class RunningBatch:
         if not call.chunk:
             return
         cost_s = self._cost_s(call.chunk, 0, step_s)
-        self._machine.charge(call.call_id, cost_s, now, is_prefill=call.chunk > 1)
+        self._machine.charge(call.call_id, cost_s, now, is_prefill=call.chunk > 1, tokens=call.chunk)
         call.computed += call.chunk
         call.chunk = 0
         if call.computed == call.known:

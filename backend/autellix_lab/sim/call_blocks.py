@@ -23,8 +23,7 @@ class CallBlocks:
         has_host = model.resume == "host"
         self.host = HostBlocks(model.host_blocks, model.block_tokens) if has_host else None
         """Host memory, where the engine has some."""
-        self._is_priced = is_priced and model.resume != "swap"
-        has_prices = has_host or self._is_priced
+        has_prices = has_host or (is_priced and model.resume != "swap")
         self._prices = ResumePrices(model.block_tokens, has_host=has_host) if has_prices else None
         """The costs of resumes; None where nothing depends on them."""
         self.swapped_blocks = 0
@@ -49,12 +48,16 @@ class CallBlocks:
         if self._prices is not None:
             self._prices.observe_steps(prefill_tokens, stretch)
 
-    def preemption_is_free(self, waiting: Iterable[EngineCall]) -> bool:
-        """Return whether preemptions have no price, or the cache holds all contexts, waiting calls' too."""
-        if not self._is_priced:
+    def keep_contexts(self, waiting: Iterable[EngineCall]) -> bool:
+        """Return whether the cache holds all contexts, waiting calls' too, or they move to the host."""
+        if self._model.resume == "swap":
             return True
         needs = (self.needed(call.known) for call in waiting)
         return self._model.has_prefix_cache and fit_together(needs, self.kv.available)
+
+    def lost_tokens(self, call: EngineCall) -> int:
+        """Return the tokens that a call, which is up to date, would compute again without its blocks."""
+        return call.computed if self._prices is None else self._prices.lost_tokens(call)
 
     def preemption_pays(self, call: EngineCall, now: float, *, running: int) -> bool:
         """Return whether preempting a call that is up to date, one of `running` calls, pays."""

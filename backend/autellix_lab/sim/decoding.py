@@ -94,7 +94,7 @@ class DecodingCalls:
         # Rounding must not leave a trace of a quantum.
         if abs(call.state.quantum_s - cost_s) < EPSILON:
             cost_s = call.state.quantum_s
-        self._machine.charge(call.call_id, cost_s, 0.0)
+        self._machine.charge(call.call_id, cost_s, 0.0, tokens=steps, steps=steps)
         call.since_step, call.since_cost_s = step, self._cost_s
 
     def forecast_quantum_end(self, call: EngineCall) -> None:

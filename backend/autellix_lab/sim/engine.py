@@ -71,7 +71,7 @@ class SimEngine:
         goes_ahead = model.loads_ahead and self.machine.admission.memory is not None
         self.loads = HostLoads(self.machine, self.blocks, goes_ahead=goes_ahead)
         self._victims = VictimSelector(
-            self.machine, self.batch, self.blocks, self.calls, self.loads.calls, model.max_num_seqs
+            self.machine, self.batch, self.blocks, self.calls, self.loads.calls, model
         )
         self._arrivals: list[EngineCall] = []
         self._stretch: Stretch | None = None
@@ -324,7 +324,7 @@ class SimEngine:
         self.batch.bring_up(call)
         self.batch.remove(call)
         call.chunk = 0
-        self.machine.preempt(call.call_id, now)
+        self.machine.preempt(call.call_id, now, computed_tokens=call.computed)
         self.preemptions += 1
         self._changed("preempt", call, now)
         self.blocks.preempt(call)
@@ -353,9 +353,9 @@ class SimEngine:
         Calls get their tokens and blocks in order, and the last one is preempted until they suffice.
         """
         wanted, budget = 0, self.model.token_budget
-        calls = self._victims.worst_last()
-        for call in calls:
+        for call in self.batch.calls.values():
             self.batch.bring_up(call)
+        calls = self._victims.worst_last()
         for call in calls:
             if not call.is_decoding:
                 call.chunk = max(0, min(call.known - call.computed, budget))
@@ -391,8 +391,10 @@ class SimEngine:
             slots, budget = slots - 1, budget - call.chunk
             if min(slots, waiting, budget) <= 0:
                 break
+        running = len(self.batch.calls) + len(admitted)
         for call in admitted:
             self.machine.start(call.call_id, now)
+            self._victims.on_start(call, running)
             self.loads.on_start(call)
             self._starts += 1
             self.batch.add(call)

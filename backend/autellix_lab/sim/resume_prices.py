@@ -35,11 +35,20 @@ class ResumePrices:
         """Return the share of a context that would be loaded, and the seconds of that."""
         return self._costs.load_of(tokens, stored_tokens=stored, token_bytes=1.0 / self._block_tokens)
 
+    def lost_tokens(self, call: EngineCall) -> int:
+        """Return the tokens that a call, which is up to date, would compute again."""
+        resume = self._resume_of(call)
+        is_loaded = resume is not None and resume.kind is ResumeKind.LOAD
+        return call.computed % self._block_tokens if is_loaded else call.computed
+
     def preemption_pays(self, call: EngineCall, now: float, *, running: int) -> bool:
         """Return whether preempting a call that is up to date, one of `running` calls, pays."""
         assert call.state is not None
+        return preemption_pays(call.state, now, self._resume_of(call), running=running)
+
+    def _resume_of(self, call: EngineCall) -> Resume | None:
         stored = call.computed // self._block_tokens * self._block_tokens if self._has_host else 0
-        return preemption_pays(call.state, now, self._resume(call.computed, stored), running=running)
+        return self._resume(call.computed, stored)
 
     def _resume(self, tokens: int, stored_tokens: int) -> Resume | None:
         # In blocks instead of bytes: a price is linear in either.

@@ -7,9 +7,11 @@ from operator import attrgetter
 
 from autellix_backend.core.call import Call
 from autellix_backend.core.machine import Machine
+from autellix_backend.core.preemption import StepCosts, has_earned
 from autellix_lab.sim.batch import RunningBatch
 from autellix_lab.sim.call_blocks import CallBlocks
 from autellix_lab.sim.calls import EngineCall
+from autellix_lab.sim.model import EngineModel
 
 _rank = attrgetter("rank")
 
@@ -24,7 +26,7 @@ class VictimSelector:
         blocks: CallBlocks,
         calls: Mapping[str, EngineCall],
         loading: Mapping[str, EngineCall],
-        slots: int,
+        model: EngineModel,
     ) -> None:
         self.refused: EngineCall | None = None
         """The waiting call that the last admission refused for want of blocks."""
@@ -37,7 +39,9 @@ class VictimSelector:
         self._blocks = blocks
         self._calls = calls
         self._loading = loading
-        self._slots = slots
+        self._slots = model.max_num_seqs
+        self._step_costs = StepCosts(budget=model.token_budget, chunk=model.token_budget)
+        self._is_priced = machine.config.preemption == "priced"
 
     @property
     def waiting(self) -> int:
@@ -67,9 +71,22 @@ class VictimSelector:
         return [] if self.is_settled else self._for_slots(now)
 
     def worst_last(self) -> list[EngineCall]:
-        """Return the running calls, the one to preempt first last: by rank, or under FCFS by their slots."""
-        calls = self._batch.calls.values()
-        return sorted(calls, key=_rank) if self._is_ordering else list(calls)
+        """Return the running calls, which are up to date, the one to preempt first last.
+
+        Under FCFS that is the order of their slots, else that of their ranks behind the calls that have not
+        earned their last resume.
+        """
+        calls = list(self._batch.calls.values())
+        if not self._is_ordering:
+            return calls
+        kept = [call for call in calls if not has_earned(_state(call))]
+        return kept + sorted((call for call in calls if has_earned(_state(call))), key=_rank)
+
+    def on_start(self, call: EngineCall, running: int) -> None:
+        """Note that a call has got a slot, and what it computes again."""
+        state = _state(call)
+        if lost := max(0, state.reached_tokens - call.computed):
+            state.lose(lost, self._step_costs.of(lost, running))
 
     def _for_slots(self, now: float) -> list[EngineCall]:
         """Return the running calls that the machine's batch replaces."""
@@ -82,8 +99,8 @@ class VictimSelector:
         worst = sorted(losing, key=_rank, reverse=True)[: max(0, gaining - free)]
         # A preemption that does not pay yet may pay after the next step.
         self.is_settled = not worst
-        is_free = not worst or self._is_free()
-        return [call for call in worst if is_free or self._preemption_pays(call, now)]
+        is_kept = not worst or self._keep_contexts()
+        return [call for call in worst if self._may_go(call, now, is_kept=is_kept)]
 
     def _for_blocks(self, refused: EngineCall, now: float) -> list[EngineCall]:
         """Return the worst running calls whose blocks suffice for the refused call, or none."""
@@ -94,15 +111,14 @@ class VictimSelector:
         ):
             return []
         missing = self._blocks.needed(refused.known) - self._blocks.kv.available
-        is_free = self._is_free()
+        is_kept = self._keep_contexts()
         victims: list[EngineCall] = []
         for call in sorted(self._batch.calls.values(), key=_rank, reverse=True):
             if missing <= 0 and victims:
                 break
             if call.rank <= refused.rank:
                 break
-            if is_free or self._preemption_pays(call, now):
-                self._batch.bring_up(call)
+            if self._may_go(call, now, is_kept=is_kept):
                 victims.append(call)
                 missing -= call.segment.blocks if call.segment else 0
         return victims if missing <= 0 else []
@@ -110,9 +126,19 @@ class VictimSelector:
     def _is_admissible(self, call: Call) -> bool:
         return call.call_id not in self._loading
 
-    def _is_free(self) -> bool:
-        return self._blocks.preemption_is_free(call for call in self._calls.values() if not call.is_running)
+    def _keep_contexts(self) -> bool:
+        return self._blocks.keep_contexts(call for call in self._calls.values() if not call.is_running)
 
-    def _preemption_pays(self, call: EngineCall, now: float) -> bool:
+    def _may_go(self, call: EngineCall, now: float, *, is_kept: bool) -> bool:
+        """Whether another call may have the slot and the blocks of a running one."""
         self._batch.bring_up(call)
-        return self._blocks.preemption_pays(call, now, running=len(self._batch.calls))
+        running = len(self._batch.calls)
+        lost = 0 if is_kept else self._blocks.lost_tokens(call)
+        if not has_earned(_state(call), self._step_costs.of(lost, running)):
+            return False
+        return is_kept or not self._is_priced or self._blocks.preemption_pays(call, now, running=running)
+
+
+def _state(call: EngineCall) -> Call:
+    assert call.state is not None
+    return call.state

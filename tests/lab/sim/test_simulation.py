@@ -14,6 +14,7 @@ from autellix_backend.core.call import Call
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.machine import Machine
 from autellix_backend.core.names import POLICY_NAMES
+from autellix_lab.sim import victims
 from autellix_lab.sim.batch import RunningBatch
 from autellix_lab.sim.calls import EngineCall
 from autellix_lab.sim.engine import Decision, SimEngine
@@ -311,7 +312,8 @@ def test_a_price_prevents_preemptions(resume: str) -> None:
     arrivals = workload(rate_per_s=5.0)
     dear: dict[str, Any] = {
         "prefill_s": 0.005,
-        "swap_block_s": 0.5,
+        # A little less than to recompute a block.
+        "swap_block_s": 0.07,
         "has_prefix_cache": False,
         "resume": resume,
     }
@@ -331,6 +333,25 @@ def test_cached_contexts_have_no_price() -> None:
     assert free == priced
 
 
+@pytest.mark.parametrize("preemption", ["always", "priced"])
+@pytest.mark.parametrize("has_prefix_cache", [False, True])
+@pytest.mark.parametrize("policy", POLICY_NAMES)
+def test_scarce_memory_costs_no_policy_half_more_steps(
+    policy: str, has_prefix_cache: bool, preemption: str
+) -> None:
+    """All steps take equally long, so that no resume has a price in seconds, and few prompts fit at once."""
+    long = CallTrace(id=0, parents=(), thread="0", prefill_tokens=400, decode_tokens=40)
+    programs = [(0.1 * n, ProgramTrace(source="s", program_id=str(n), calls=(long,))) for n in range(12)]
+    model = replace(
+        UNIT, max_num_seqs=4, token_budget=16, kv_blocks=60, step_s=0.1, has_prefix_cache=has_prefix_cache
+    )
+    makespans_s = {}
+    for each in ("fcfs", policy):
+        scheduler = SchedulerConfig(policy=each, bounds=BOUNDS, preemption=preemption)
+        makespans_s[each] = simulate(programs, SimSettings(model=model, scheduler=scheduler)).makespan_s
+    assert makespans_s[policy] <= 1.5 * makespans_s["fcfs"]
+
+
 @pytest.mark.parametrize("policy", ["atlas", "round_robin"])
 @pytest.mark.parametrize("catches_up", [True, False])
 def test_calls_with_long_prompts_do_not_preempt_each_other_forever(
@@ -339,6 +360,7 @@ def test_calls_with_long_prompts_do_not_preempt_each_other_forever(
     """Their prefill takes ten quanta, and the cache holds only some; the control shows the livelock."""
     if not catches_up:
         monkeypatch.setattr(Call, "has_prefill_debt", False)
+        monkeypatch.setattr(victims, "has_earned", lambda *_: True)
     long = CallTrace(id=0, parents=(), thread="0", prefill_tokens=4000, decode_tokens=40)
     programs = [(0.0, ProgramTrace(source="s", program_id=str(n), calls=(long,))) for n in range(12)]
     settings = SimSettings(
