@@ -8,7 +8,7 @@ from fastapi import FastAPI
 from openai import AsyncOpenAI
 from pydantic import BaseModel
 
-import autellix.web
+import autellix  # the only line to add
 
 client = AsyncOpenAI(
     base_url=os.environ.get("AUTELLIX_BASE_URL", "http://127.0.0.1:8000/v1"),
@@ -17,7 +17,6 @@ client = AsyncOpenAI(
 MODEL = os.environ.get("MODEL", "smollm2")
 
 app = FastAPI()
-app.add_middleware(autellix.web.AsgiMiddleware)  # the only line to add
 
 
 class Question(BaseModel):

@@ -1,11 +1,14 @@
 """Makes each request of a web server a program, for ASGI, WSGI and Django.
 
-    app.add_middleware(autellix.web.AsgiMiddleware)           # FastAPI, Starlette
-    app.wsgi_app = autellix.web.WsgiMiddleware(app.wsgi_app)  # Flask
-    MIDDLEWARE = ["autellix.web.DjangoMiddleware", ...]       # Django
+FastAPI, Starlette, Flask, Django and aiohttp need none of this: `import autellix` does it. For others:
+
+    app = autellix.web.AsgiMiddleware(app)
+    app = autellix.web.WsgiMiddleware(app)
+    MIDDLEWARE = ["autellix.web.DjangoMiddleware", ...]
 
 The program is named after the request, such as "POST /chats/{id}". It is implicit: the run of a framework
-inside it, such as a LangGraph root run, is a program of its own.
+inside it, such as a LangGraph root run, is a program of its own. A request with several of these around it is
+one program.
 """
 
 from __future__ import annotations
@@ -23,6 +26,9 @@ if TYPE_CHECKING:
 
 __all__ = ["AsgiMiddleware", "DjangoMiddleware", "WsgiMiddleware"]
 
+IS_PROGRAM = "autellix.is_program"
+"""The key of an ASGI scope or a WSGI environment whose request is a program already."""
+
 
 class AsgiMiddleware:
     """ASGI middleware; each HTTP request and each websocket is a program."""
@@ -32,10 +38,10 @@ class AsgiMiddleware:
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         """Serve one connection."""
-        if scope.get("type") not in ("http", "websocket"):
+        if scope.get("type") not in ("http", "websocket") or not _begins(scope):
             await self.app(scope, receive, send)
             return
-        name = _name(scope.get("method", "WEBSOCKET"), scope.get("path", ""))
+        name = request_name(scope.get("method", "WEBSOCKET"), scope.get("path", ""))
         with ProgramScope(name, is_implicit=True):
             await self.app(scope, receive, send)
 
@@ -48,7 +54,9 @@ class WsgiMiddleware:
 
     def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         """Serve one request."""
-        name = _name(environ.get("REQUEST_METHOD", ""), environ.get("PATH_INFO", ""))
+        if not _begins(environ):
+            return self.app(environ, start_response)
+        name = request_name(environ.get("REQUEST_METHOD", ""), environ.get("PATH_INFO", ""))
         program_id = ids.make("program")
         try:
             # The application makes the body later, in another turn of the same program.
@@ -57,7 +65,8 @@ class WsgiMiddleware:
         except BaseException:
             end_program(program_id)
             raise
-        if isinstance(body, list | tuple):
+        if isinstance(body, (list, tuple, environ.get("wsgi.file_wrapper", list))):
+            # A server may send a file faster than it could send ours.
             end_program(program_id)
             return body
         return _Body(body, name, program_id)
@@ -112,6 +121,9 @@ class DjangoMiddleware:
 
     def __call__(self, request: Any) -> Any:
         """Serve one request."""
+        server = getattr(request, "environ", None) or getattr(request, "scope", None)
+        if server is not None and not _begins(server):
+            return self.get_response(request)
         if self._is_async:
             return self._serve(request)
         with _program_of(request):
@@ -123,11 +135,18 @@ class DjangoMiddleware:
 
 
 def _program_of(request: Any) -> ProgramScope:
-    return ProgramScope(_name(request.method or "", request.path), is_implicit=True)
+    return ProgramScope(request_name(request.method or "", request.path), is_implicit=True)
 
 
-def _name(method: object, path: object) -> str:
-    """Name a request by its kind, with placeholders for ids in its path."""
+def _begins(server: dict[str, Any]) -> bool:
+    """Return whether a request, given by what its server says of it, is no program yet; from now on it is."""
+    begins = IS_PROGRAM not in server
+    server[IS_PROGRAM] = True
+    return begins
+
+
+def request_name(method: object, path: object) -> str:
+    """Return the name of a request's kind, with placeholders for ids in its path."""
     if not isinstance(method, str) or not isinstance(path, str):
         return "request"
     parts = [

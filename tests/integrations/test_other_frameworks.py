@@ -1,4 +1,4 @@
-"""Frameworks that need no integration: they call through clients and tasks that the client follows."""
+"""Frameworks that need no integration: their runs are programs, and the client follows calls and tasks."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ async def test_openai_agents(backend: RecordingBackend, client: Any) -> None:
     model = agents.OpenAIChatCompletionsModel(model="m", openai_client=client)
     tools = [agents.function_tool(tool) for tool in make_tools(client).values()]
     agent = agents.Agent(name="researcher", instructions="Help.", model=model, tools=tools)
-    with researching(backend):
+    with researching(backend, "researcher"):
         result = await agents.Runner.run(agent, "question")
     assert result.final_output == "done"
 
@@ -127,7 +127,7 @@ async def test_microsoft_agent_framework(backend: RecordingBackend, client: Any)
     chat = clients.OpenAIChatCompletionClient(model="m", async_client=client)
     tools = list(make_tools(client).values())
     agent = framework.Agent(client=chat, name="researcher", instructions="Help.", tools=tools)
-    with researching(backend):
+    with researching(backend, "researcher"):
         answer = await agent.run("question")
     assert answer.text == "done"
 
@@ -138,7 +138,7 @@ async def test_pydantic_ai(backend: RecordingBackend, client: Any) -> None:
     providers: Any = pytest.importorskip("pydantic_ai.providers.openai")
     model = models.OpenAIChatModel("m", provider=providers.OpenAIProvider(openai_client=client))
     agent = pydantic_ai.Agent(model, tools=list(make_tools(client).values()))
-    with researching(backend):
+    with researching(backend, "agent"):
         result = await agent.run("question")
     assert result.output == "done"
 
@@ -157,7 +157,7 @@ async def test_llama_index(backend: RecordingBackend, client: Any) -> None:
 
     tools = list(make_tools(client).values())
     agent = workflow.FunctionAgent(tools=tools, llm=llm, streaming=False)
-    with researching(backend):
+    with researching(backend, "researcher"), autellix.program("researcher"):
         answer = await agent.run("question")
     assert str(answer) == "done"
 
@@ -167,7 +167,7 @@ async def test_agno(backend: RecordingBackend, client: Any) -> None:
     models: Any = pytest.importorskip("agno.models.openai.like")
     model = models.OpenAILike(id="m", base_url=backend.url, api_key="key")
     agent = agents.Agent(model=model, tools=list(make_tools(client).values()), telemetry=False)
-    with researching(backend):
+    with researching(backend, "Agent"):
         answer = await agent.arun("question")
     assert answer.content == "done"
 
@@ -183,7 +183,7 @@ def test_haystack(backend: RecordingBackend, sync_client: Any, monkeypatch: pyte
     generator = chat.OpenAIChatGenerator(model="m", api_base_url=backend.url, api_key=key)
     functions = [tools.create_tool_from_function(tool) for tool in make_sync_tools(sync_client).values()]
     agent = agents.Agent(chat_generator=generator, tools=functions)
-    with researching(backend):
+    with researching(backend, "Agent"):
         result = agent.run(messages=[messages.ChatMessage.from_user("question")])
     assert result["messages"][-1].text == "done"
 
@@ -205,17 +205,17 @@ def test_smolagents(backend: RecordingBackend, sync_client: Any) -> None:
     model = smolagents.OpenAIServerModel("m", api_base=backend.url, api_key="key")
     tools = [smolagents.tool(tool) for tool in make_sync_tools(sync_client).values()]
     agent = smolagents.ToolCallingAgent(tools=tools, model=model, verbosity_level=0)
-    with researching(backend):
+    with researching(backend, "ToolCallingAgent"):
         assert agent.run("question") == "done"
 
 
 @contextmanager
-def researching(backend: RecordingBackend) -> Iterator[None]:
-    """Run an agent as a program, and check what the backend has recorded of it."""
-    with autellix.program("researcher"):
-        yield
+def researching(backend: RecordingBackend, name: str) -> Iterator[None]:
+    """Run an agent, which is a program with nothing but the client, and check what the backend has got."""
+    yield
     assert contents(backend) == EXPECTED
-    assert {call.program_name for call in backend.recorded} == {"researcher"}
+    assert {call.program_name for call in backend.recorded} == {name}
     assert len(backend.programs()) == 1
     threads = {call.content: call.thread_id for call in backend.recorded}
     assert threads["search asks"] != threads["calculate asks"]
+    assert autellix.status()["missing"] == []

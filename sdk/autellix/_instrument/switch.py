@@ -10,6 +10,7 @@ from functools import partial
 from autellix import _environment
 from autellix._faults import log_debug, safely
 from autellix._instrument.patches import ImportHook, Patches
+from autellix._instrument.root_runs import ROOT_RUNS
 from autellix._programs import running
 from autellix._programs.registry import programs
 from autellix._propagation import propagation
@@ -26,6 +27,7 @@ INSTRUMENTORS = {
     "anthropic._base_client": "autellix._instrument.openai:instrument_client",
     "IPython.core.interactiveshell": "autellix._instrument.notebooks:instrument_ipython",
     "anthropic._streaming": "autellix._instrument.openai:instrument_streams",
+    "aiohttp.web_protocol": "autellix._instrument.web_servers:instrument_aiohttp",
     "anyio._backends._asyncio": "autellix._instrument.spawns:instrument_anyio",
     "asgiref.current_thread_executor": "autellix._instrument.servers:instrument_asgiref",
     "asyncio": "autellix._instrument.spawns:instrument_eager_tasks",
@@ -34,12 +36,16 @@ INSTRUMENTORS = {
     "concurrent.futures._base": "autellix._instrument.spawns:instrument_futures",
     "concurrent.futures.process": "autellix._instrument.processes:instrument_process_pool",
     "concurrent.futures.thread": "autellix._instrument.spawns:instrument_pool",
+    "django.core.handlers.asgi": "autellix._instrument.web_servers:instrument_django",
+    "django.core.handlers.wsgi": "autellix._instrument.web_servers:instrument_django",
     "dramatiq.actor": "autellix._instrument.jobs:instrument_dramatiq",
     "dspy._vendor.lm15.transports": "autellix._instrument.other_clients:instrument_dspy",
     "eventlet.greenthread": "autellix._instrument.greenlets:instrument_eventlet",
     "fastapi.dependencies.utils": "autellix._instrument.servers:instrument_fastapi",
+    "flask.app": "autellix._instrument.web_servers:instrument_flask",
     "gevent": "autellix._instrument.greenlets:instrument_gevent",
     "gevent.pool": "autellix._instrument.greenlets:instrument_gevent_pool",
+    "gradio.queueing": "autellix._instrument.web_servers:instrument_gradio",
     "greenlet": "autellix._instrument.greenlets:instrument_greenlets",
     "httpx._client": "autellix._instrument.httpx:instrument_redirects",
     "httpx2._client": "autellix._instrument.httpx:instrument_redirects",
@@ -50,6 +56,8 @@ INSTRUMENTORS = {
     "multiprocessing.process": "autellix._instrument.processes:instrument_processes",
     "openai._base_client": "autellix._instrument.openai:instrument_client",
     "openai._streaming": "autellix._instrument.openai:instrument_streams",
+    "starlette.applications": "autellix._instrument.web_servers:instrument_starlette",
+    "streamlit.runtime.scriptrunner.script_runner": "autellix._instrument.web_servers:instrument_streamlit",
     "threading": "autellix._instrument.spawns:instrument_threading",
     "trio._core._run": "autellix._instrument.spawns:instrument_trio",
     "trio._core._thread_cache": "autellix._instrument.spawns:instrument_trio_threads",
@@ -65,6 +73,7 @@ INSTRUMENTORS = {
     "langgraph._internal._future": "autellix_langchain._patches:instrument_eager_tasks",
     "langgraph.pregel.main": "autellix_langchain._patches:instrument_graphs",
     "langgraph.pregel._runner": "autellix_langchain._patches:instrument_steps",
+    **dict.fromkeys(ROOT_RUNS, "autellix._instrument.root_runs:instrument_root_runs"),
 }
 """The function that patches each module, as `module:function(patches, module)`; imported with the module."""
 RAW_HTTP = dict.fromkeys(("httpx._client", "httpx2._client"), "autellix._instrument.httpx:instrument_httpx")
