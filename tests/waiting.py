@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import time
 from collections.abc import Callable
 
@@ -12,14 +13,24 @@ PATIENCE_S = 60.0
 
 async def until(condition: Callable[[], bool], look_period_s: float = 0.005) -> None:
     """Wait for a condition without blocking the event loop."""
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():  # noqa: ASYNC110 - it has no event
-            await asyncio.sleep(look_period_s)
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, _complaint(condition)
+        await asyncio.sleep(look_period_s)
 
 
 def wait_until(condition: Callable[[], object], look_period_s: float = 0.005) -> None:
     """Wait for a condition that another thread or process makes true."""
     deadline = time.monotonic() + PATIENCE_S
     while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true in time"
+        assert time.monotonic() < deadline, _complaint(condition)
         time.sleep(look_period_s)
+
+
+def _complaint(condition: Callable[[], object]) -> str:
+    """Return what was awaited: the source of the condition."""
+    try:
+        source = inspect.getsource(condition).strip()
+    except (OSError, TypeError):
+        source = repr(condition)
+    return f"within {PATIENCE_S:.0f} s this did not come true: {source}"

@@ -12,7 +12,6 @@ from tests.report_links import overhearing
 
 from autellix_backend.engines.replica import VllmReplica
 from autellix_backend.reports.report import EngineReport
-from autellix_backend.reports.snapshot import EngineSnapshot
 from autellix_lab.demo.model import DEMO_MODEL_NAME
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(700)]
@@ -86,12 +85,9 @@ def test_an_agent_may_leave_the_choice_of_tools_to_the_model(
 def test_sends_the_report_of_a_call(live_engine: VllmReplica) -> None:
     """It carries the ids of the body's vllm_xargs."""
     xargs = {"autellix_program": "program-1", "autellix_call": "call-1", "autellix_service_s": 0.25}
-    with overhearing(*live_engine.report_endpoints) as next_message:
+    with overhearing(*live_engine.report_endpoints) as overheard:
         chat(live_engine, vllm_xargs=xargs)
-        # Between reports the engine tells of its queues.
-        while EngineSnapshot.is_one(message := next_message()):
-            pass
-        account = EngineReport.from_bytes(message)
+        account = EngineReport.from_bytes(overheard.next_report())
 
     assert (account.program_id, account.call_id, account.output_tokens) == ("program-1", "call-1", 8)
     assert account.inherited_service_s == 0.25

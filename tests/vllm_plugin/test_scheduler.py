@@ -266,7 +266,7 @@ def test_every_call_sends_its_report_and_the_engine_its_queues(
     received: list[EngineReport] = []
     snapshots: list[EngineSnapshot] = []
     calls = make_calls(count=20)
-    with overhearing(local_address) as next_message:
+    with overhearing(local_address, are_running=False) as overheard:
         run = engine_worker.run(
             scenario(
                 calls=calls,
@@ -275,7 +275,7 @@ def test_every_call_sends_its_report_and_the_engine_its_queues(
             )
         )
         while len(received) < len(calls) or snapshots[-1].calls:
-            message = next_message()
+            message = overheard.next_message()
             if EngineSnapshot.is_one(message):
                 snapshots.append(EngineSnapshot.from_bytes(message))
             else:
