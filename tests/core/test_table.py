@@ -159,3 +159,37 @@ def test_a_call_begins_once() -> None:
 
     with pytest.raises(DuplicateCallError):
         table.begin("p", "a", 1.0)
+
+
+def test_a_moved_call_takes_its_sums_along() -> None:
+    table = ProcessTable()
+    for call_id in ("a", "b"):
+        table.begin("p", call_id, 0.0)
+        complete(table, call_id, 1.0)
+    table.merge("p", work=9.0)
+    table.ensure("q", 2.0)
+
+    charges = {"path_id": "a", "services_s": [2.0], "wait_s": 1.0, "work": 4.0}
+    table.move("p", "q", policy=PLAS, **charges)  # type: ignore[arg-type]
+
+    assert (table["p"].service_s, table["p"].wait_s, table["p"].work) == (2.0, 1.0, 5.0)
+    assert (table["q"].service_s, table["q"].wait_s, table["q"].work) == (2.0, 1.0, 4.0)
+    with pytest.raises(UnknownProgramError):
+        table.move("p", "nowhere", policy=PLAS, **charges)  # type: ignore[arg-type]
+
+
+def test_a_moved_call_leaves_the_longest_other_path() -> None:
+    """Where calls have parents the path is known; else a maximum stays, for nobody knows what it was of."""
+    for policy, left_s in ((make_policy("atlas-dag"), 3.0), (make_policy("atlas"), 5.0)):
+        table = ProcessTable()
+        for call_id, service_s in (("a", 5.0), ("b", 3.0)):
+            table.begin("p", call_id, 0.0)
+            table.complete(
+                "p", call_id, 1.0, policy=policy, inherited_service_s=0.0, service_s=service_s, wait_s=0.0
+            )
+        table.ensure("q", 2.0)
+
+        table.move("p", "q", policy=policy, path_id="a", services_s=[5.0], wait_s=0.0, work=0.0)
+
+        assert (table["p"].service_s, table["q"].service_s) == (left_s, 5.0)
+        assert table.parent_ends_s("q", ["a"]) == ([5.0] if policy.reads_parents else None)

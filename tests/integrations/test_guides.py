@@ -48,7 +48,10 @@ def test_readme() -> None:
     """It asks the server which model it has, so that it runs with the demo model and with any other."""
     with RecordingBackend() as backend:
         calls = run_page("README.md", backend)
-    assert [call.content for call in calls["research"]] == ["What is the capital of France?", "And of Italy?"]
+    assert [call.content for call in calls["research"]] == [
+        "Name the capital of France.",
+        "And the capital of Italy?",
+    ]
     assert {call.body["model"] for call in calls["research"]} == {"recording"}
 
 

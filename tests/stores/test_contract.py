@@ -12,9 +12,11 @@ from autellix_backend import pauses
 from autellix_backend.core.errors import DuplicateCallError, UnknownCallError
 from autellix_backend.core.estimate import LEAST_PROGRAMS, Hint
 from autellix_backend.stores.base import (
+    Adoption,
     AnswerSource,
     CallStart,
     Counts,
+    ImplicitCall,
     Inherited,
     NotOwnerError,
     ProgramEnd,
@@ -321,6 +323,53 @@ async def test_an_id_in_the_answers_of_two_programs_is_of_neither(table: Table) 
     assert await store.find_answer("", ["a"], 2.0) is None
     await store.keep_answer("", ["a"], AnswerSource("p", "engine-1"), 3.0)
     assert await store.find_answer("", ["a"], 3.0) is None
+
+
+async def test_implicit_calls_are_found_by_their_ids(table: Table) -> None:
+    """Each tenant's own; an id of two programs is of neither, and answers have other names."""
+    store = await table.open()
+    call = ImplicitCall("c", "0", conversation="s", is_nested=True, transcript="00ff", owner="me")
+    source = AnswerSource("lab/p", "engine-0", call)
+    await store.keep_call("lab", source, 0.0)
+    await store.keep_answer("lab", ["a"], source, 0.0)
+    assert await store.find_calls("lab", ["unknown", "c", "a"], 1.0) == {"c": source}
+    assert await store.find_calls("lab", [], 1.0) == {}
+    assert await store.find_calls("other", ["c"], 1.0) == {}
+    assert await store.find_answer("lab", ["c", "a"], 1.0) == source
+    await store.keep_call("lab", AnswerSource("lab/q", "engine-0", call), 2.0)
+    assert await store.find_calls("lab", ["c"], 3.0) == {}
+    assert await store.find_calls("lab", ["c"], 3.0 + 2 * IDLE_S) == {}
+    check(store)
+
+
+@pytest.mark.parametrize("policy", ["plas", "atlas-dag"])
+async def test_a_program_adopts_a_finished_call_with_its_charges(table: Table, policy: str) -> None:
+    """Each attempt of it; what it leaves keeps the rest, and is told apart once it has nothing left."""
+    store = await table.open(policy)
+    tokens = {"prompt_tokens": 7, "cached_tokens": 5, "output_tokens": 3}
+    for key, call_id, service_s in (("a", "plan", 2.0), ("b", "first", 0.0), ("c", "first", 4.0)):
+        flags = ("implicit", "truncated")
+        await store.begin(start(key, "process", "s", call_id=call_id, parents=("x",), flags=flags), 1.0)
+        await store.settle(end(key, service_s, program="process", **tokens), 2.0)
+    adopting = start("d", "first", "s", parents=("first",), adopts=Adoption("process", "first"))
+    inherited = await store.begin(adopting, 5.0)
+    assert (inherited.service_s, inherited.finished_calls, inherited.has_emptied) == (4.0, 2, False)
+    assert (inherited.wait_s, inherited.age_s) == (2.0, 4.0)
+    left, found = await store.program("process"), await store.program("first")
+    assert (left.service_s, left.total_service_s, left.finished_calls, left.output_tokens) == (2.0, 2.0, 1, 3)
+    assert [call.start.call_id for call in left.calls] == ["plan"]
+    first, retry, _ = found.calls
+    for call in (first, retry):
+        assert (call.start.program_id, call.start.parents, call.start.flags) == ("first", (), ("truncated",))
+        assert call.end.program_id == "first"
+    assert (found.total_service_s, found.prompt_tokens, found.session_ids) == (4.0, 14, ("s",))
+    # Nothing is left of it there, and of what never was.
+    again = await store.begin(start("e", "first", adopts=Adoption("process", "first")), 6.0)
+    assert again.finished_calls == 2
+    gone = await store.begin(start("f", "plan", adopts=Adoption("process", "plan")), 7.0)
+    assert gone.has_emptied is True
+    assert (await store.begin(start("g", "q", adopts=Adoption("nowhere", "x")), 8.0)).finished_calls == 0
+    check(store)
 
 
 async def test_an_answer_that_nobody_continues_is_forgotten(table: Table) -> None:

@@ -15,6 +15,7 @@ from autellix_backend.core.errors import DuplicateCallError, UnknownCallError
 from autellix_backend.core.estimate import Hint
 from autellix_backend.core.policies import make_policy
 from autellix_backend.stores.base import (
+    Adoption,
     CallEnd,
     CallStart,
     ProgramEnd,
@@ -44,6 +45,7 @@ STARTS = st.builds(
     hint=st.none() | st.builds(Hint, calls=st.none() | SECONDS, tokens=st.none() | SECONDS),
     flags=FLAGS.map(tuple),
     interceptions=st.lists(st.tuples(st.sampled_from(["search"]), SECONDS), max_size=2).map(tuple),
+    adopts=st.none() | st.builds(Adoption, NAMES, KEYS),
 )
 ENDS = st.builds(
     CallEnd,
@@ -123,7 +125,7 @@ async def test_every_field_of_a_view_is_restored(table: Table) -> None:
     store = await table.open("plas")
     memory = MemoryStore(make_policy("plas"), program_idle_s=IDLE_S, session_ttl_s=SESSION_TTL_S)
     full: dict[str, Any] = {"name": "chat", "thread_id": "2", "parents": ("x",), "flags": ("implicit",)}
-    full |= {"thread_name": "planner", "group": "g17", "return_s": 90.0}
+    full |= {"thread_name": "planner", "group": "g17", "return_s": 90.0, "adopts": Adoption("q", "c")}
     tools = (("search", 0.5),)
     for one in (memory, store):
         sized = {**full, "class_id": "/chat", "owner": "me"}

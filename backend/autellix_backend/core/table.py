@@ -17,6 +17,7 @@ class ServiceRule(Protocol):
     """The part of a policy that charges programs."""
 
     reads_parents: ClassVar[bool]
+    adds_service: ClassVar[bool]
 
     def complete(self, program_service_s: float, inherited_s: float, model_time_s: float) -> float:
         """Return the program's service (s) after a call that inherited and ran for the given times."""
@@ -229,6 +230,36 @@ class ProcessTable:
             if program.is_ended:
                 self._drop(program, now)
         return program
+
+    def move(
+        self,
+        program_id: str,
+        to: str,
+        *,
+        policy: ServiceRule,
+        path_id: str,
+        services_s: Sequence[float],
+        wait_s: float,
+        work: float,
+    ) -> None:
+        """Move the charges of a finished call, the first of its program, to another program.
+
+        Under a rule of paths, the program that it leaves keeps the longest other one that is known.
+
+        Raises:
+            UnknownProgramError: one of the programs has no entry.
+        """
+        left, found = self[program_id], self[to]
+        if policy.adds_service:
+            left.service_s = max(0.0, left.service_s - sum(services_s))
+        elif left.path_ends_s.pop(path_id, None) is not None:
+            left.service_s = max(left.path_ends_s.values(), default=0.0)
+            found.path_ends_s[path_id] = services_s[-1]
+        for service_s in services_s:
+            found.service_s = policy.complete(found.service_s, 0.0, service_s)
+        for program, sign in ((left, -1), (found, 1)):
+            program.wait_s = max(0.0, program.wait_s + sign * wait_s)
+            program.work = max(0.0, program.work + sign * work)
 
     def pause(self, program_id: str, now: float) -> Program:
         """Record that one more active call of the program waits for its client.

@@ -8,18 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
+from msgspec.structs import replace
 
 from autellix_backend.core.boost import work_of
 from autellix_backend.core.estimate import Hint
 from autellix_backend.core.priority import Priority
+from autellix_wire.flags import IMPLICIT
 
 CLASS_SEPARATOR = "/"
 """Between tenant and name in the id of a class; no tenant's name holds it."""
 MAX_ANSWER_IDS = 65536
 """Ids of answers that a store keeps: in memory over all tenants, in Redis of each."""
+
+
+_CALL = "call "
+"""Before the id of a call, among ids of answers, which hold no blank."""
 
 
 class StoreUnavailableError(Exception):
@@ -57,6 +63,8 @@ class CallStart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The class of its program, if this call decides it."""
     owner: str | None = None
     """The owner of its program, where identity is strict; the first call with an owner decides."""
+    adopts: Adoption | None = None
+    """The call before it, if that is to leave another program for this one."""
 
 
 class Inherited(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,6 +82,8 @@ class Inherited(msgspec.Struct, frozen=True, kw_only=True):
     """The work of the program's finished calls (see `core.boost`)."""
     age_s: float = 0.0
     """Time since the first call of the program arrived."""
+    has_emptied: bool = False
+    """Whether the program that a call was adopted from has no call left."""
 
 
 class CallEnd(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -119,12 +129,43 @@ class StoredCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     finish_s: float | None = None
 
 
+class ImplicitCall(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What later calls have to know of one that its client made outside of any program."""
+
+    call_id: str
+    """Its id at the client, which names the program that it becomes if it has none of its own."""
+    thread: str
+    """The thread that its client named."""
+    conversation: str | None = None
+    """The thread of its conversation, where that is another one."""
+    is_loose: bool = False
+    """Whether it is in the program of its client's process, for nothing said where it belongs."""
+    is_nested: bool = False
+    """Whether a tool made it, whose result another call of its program awaits."""
+    calls_tools: bool = False
+    """Whether its answer calls tools."""
+    transcript: str | None = None
+    """The digest of its transcript, if that may show another call to continue it."""
+    owner: str | None = None
+
+
 class AnswerSource(msgspec.Struct, frozen=True):
     """Where an answer came from."""
 
     program_id: str
     engine: str
     """The engine that made it."""
+    implicit: ImplicitCall | None = None
+    """Its call, if that was implicit."""
+
+
+class Adoption(NamedTuple):
+    """A finished call that a program takes over with its service, for it turned out to be that program's."""
+
+    program_id: str
+    """The program in which it is."""
+    call_id: str
+    """Its id at the client."""
 
 
 class ProgramView(msgspec.Struct, kw_only=True):
@@ -182,6 +223,27 @@ def tenant_of(class_id: str | None) -> str:
     return (class_id or "").partition(CLASS_SEPARATOR)[0]
 
 
+def without_implicit(flags: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the flags of a call that has a program of its own."""
+    return tuple(flag for flag in flags if flag != IMPLICIT)
+
+
+def adopted_start(start: CallStart, program_id: str) -> CallStart:
+    """Return the start of a call as that of the first call of another program."""
+    return replace(start, program_id=program_id, parents=(), flags=without_implicit(start.flags))
+
+
+def adopted_call(call: StoredCall, program_id: str) -> StoredCall:
+    """Return a finished call as the first one of another program."""
+    end = None if call.end is None else replace(call.end, program_id=program_id)
+    return replace(call, start=adopted_start(call.start, program_id), end=end)
+
+
+def call_key(call_id: str) -> str:
+    """Return the name of a call among the ids of answers."""
+    return _CALL + call_id
+
+
 def program_work(prompt_tokens: int, cached_tokens: int, output_tokens: int) -> float:
     """Return the work of a program's calls; prompt tokens that were cached take none."""
     return work_of(prompt_tokens - cached_tokens, output_tokens)
@@ -228,6 +290,8 @@ class ProgramStore(Protocol):
     async def begin(self, call: CallStart, now: float) -> Inherited:
         """Add a running call, and its program if it is missing; return what the call inherits.
 
+        A call that it adopts moves to its program first, with its service.
+
         Raises:
             DuplicateCallError: if a call of this key is running.
             NotOwnerError: if the call has an owner and its program another.
@@ -271,6 +335,13 @@ class ProgramStore(Protocol):
 
     async def find_answer(self, tenant: str, ids: Sequence[str], now: float) -> AnswerSource | None:
         """Return the source of the first id that is known, None if none is or two programs have it."""
+        ...
+
+    async def keep_call(self, tenant: str, source: AnswerSource, now: float) -> None:
+        """Remember an implicit call by its id at the client, for as long and as many as answers."""
+
+    async def find_calls(self, tenant: str, call_ids: Sequence[str], now: float) -> dict[str, AnswerSource]:
+        """Return the implicit calls of these ids that are known and of one program."""
         ...
 
     async def program(self, program_id: str) -> ProgramView | None:

@@ -17,6 +17,7 @@ from autellix_backend.core.table import ProcessTable, Program
 from autellix_backend.pauses import Pauses
 from autellix_backend.stores.base import (
     MAX_ANSWER_IDS,
+    Adoption,
     AnswerSource,
     CallEnd,
     CallStart,
@@ -28,6 +29,8 @@ from autellix_backend.stores.base import (
     ProgramView,
     Reaped,
     StoredCall,
+    adopted_call,
+    call_key,
     tenant_of,
 )
 from autellix_backend.stores.ends import EndFeed
@@ -36,6 +39,8 @@ from autellix_backend.stores.listing import ListingPlace
 MAX_FLAGS = 8
 HISTORY_CALLS = 512
 """Finished calls that a program's history keeps."""
+MAX_ADOPTION_CALLS = 128
+"""The latest of them among which a call to adopt is looked for."""
 
 
 @dataclass(slots=True)
@@ -102,6 +107,7 @@ class MemoryStore(EndFeed):
             view = ProgramView(program_id=call.program_id, first_arrival_s=now, last_event_s=now)
             self._arrivals += 1
             entry = self._entries[call.program_id] = _Entry(view, self._arrivals)
+        has_emptied = call.adopts is not None and self._adopt(call.adopts, call.program_id)
         self._active_calls += 1
         entry.running[call.key] = StoredCall(start=call, start_s=now)
         self._note_start(entry.view, call)
@@ -114,7 +120,37 @@ class MemoryStore(EndFeed):
             finished_calls=entry.view.finished_calls,
             work=program.work,
             age_s=now - entry.view.first_arrival_s,
+            has_emptied=has_emptied,
         )
+
+    def _adopt(self, adoption: Adoption, program_id: str) -> bool:
+        """Move a finished call, each attempt of it, to another program; return whether it was the last."""
+        left, found = self._entries.get(adoption.program_id), self._entries[program_id]
+        if left is None or left is found:
+            return False
+        latest = islice(reversed(left.history), MAX_ADOPTION_CALLS)
+        for stored in [each for each in latest if each.start.call_id == adoption.call_id]:
+            left.history.remove(stored)
+            found.history.appendleft(adopted_call(stored, program_id))
+            found.view.first_arrival_s = min(found.view.first_arrival_s, stored.start_s)
+            end = stored.end
+            assert end is not None, "a call in the history has ended"
+            for view, sign in ((left.view, -1), (found.view, 1)):
+                view.finished_calls += sign
+                view.total_service_s = max(0.0, view.total_service_s + sign * end.service_s)
+                view.prompt_tokens += sign * (end.prompt_tokens or 0)
+                view.cached_tokens += sign * (end.cached_tokens or 0)
+                view.output_tokens += sign * (end.output_tokens or 0)
+            self._table.move(
+                adoption.program_id,
+                program_id,
+                policy=self._policy,
+                path_id=adoption.call_id,
+                services_s=end.services_s or (0.0,),
+                wait_s=end.table_wait_s,
+                work=end.work,
+            )
+        return not left.view.finished_calls and not left.running
 
     def _note_start(self, view: ProgramView, call: CallStart) -> None:
         view.name = view.name or call.name
@@ -253,6 +289,16 @@ class MemoryStore(EndFeed):
         self._answers.expire_of(tenant, now)
         found = next((each for each in ids if self._answers.has(tenant, each)), None)
         return None if found is None else self._answers.use(tenant, found, now)
+
+    async def keep_call(self, tenant: str, source: AnswerSource, now: float) -> None:
+        """Remember an implicit call by its id at the client."""
+        assert source.implicit is not None
+        await self.keep_answer(tenant, (call_key(source.implicit.call_id),), source, now)
+
+    async def find_calls(self, tenant: str, call_ids: Sequence[str], now: float) -> dict[str, AnswerSource]:
+        """Return the implicit calls of these ids that are known."""
+        found = {each: await self.find_answer(tenant, (call_key(each),), now) for each in call_ids}
+        return {call_id: source for call_id, source in found.items() if source is not None}
 
     async def program(self, program_id: str) -> ProgramView | None:
         """Return one program with its calls."""

@@ -33,6 +33,7 @@ from autellix_backend.stores.base import (
     ProgramView,
     Reaped,
     StoreUnavailableError,
+    call_key,
     program_work,
     tenant_of,
 )
@@ -41,9 +42,12 @@ from autellix_backend.stores.memory import HISTORY_CALLS, MAX_FLAGS
 from autellix_backend.stores.redis_ends import NO_EVENT, EndStream, decode_end
 from autellix_backend.stores.redis_records import (
     KnownProgram,
+    decode_source,
     decode_view,
+    encode_adoption,
     encode_argument,
     encode_charge,
+    encode_origin,
     encode_start,
     merge_rule,
     to_text,
@@ -152,17 +156,18 @@ class RedisStore:
             "intercepted_s": tools and sum(seconds for _, seconds in tools),
             "hint": to_text(call.hint) if call.hint is not None and self._policy.sizes_programs else None,
             "parents": call.parents if self._policy.reads_parents else None,
+            "adopts": call.adopts and encode_adoption(call.adopts, call.program_id, self._rule),
         }
         answer = await self._scripts.run("begin", self._gateway, encode_argument(start))
         if answer == 0:
             raise DuplicateCallError(call.key)
         if answer == 1:
             raise NotOwnerError(call.program_id)
-        values, ends = answer
-        return self._inherited(call, now_s, KnownProgram(*values), ends)
+        values, ends, has_emptied = answer
+        return self._inherited(call, now_s, KnownProgram(*values), ends, has_emptied=bool(has_emptied))
 
     def _inherited(
-        self, call: CallStart, now_s: float, known: KnownProgram, ends: Sequence[bytes]
+        self, call: CallStart, now_s: float, known: KnownProgram, ends: Sequence[bytes], *, has_emptied: bool
     ) -> Inherited:
         service_s = float(known.service_s or 0)
         parent_ends_s: list[float] | None = None
@@ -177,6 +182,7 @@ class RedisStore:
             finished_calls=int(known.finished_calls or 0),
             work=program_work(*(int(count or 0) for count in tokens)),
             age_s=max(0.0, now_s - float(known.created_s or now_s)),
+            has_emptied=has_emptied,
         )
 
     def _expect(self, known: KnownProgram) -> float | None:
@@ -244,7 +250,8 @@ class RedisStore:
 
     async def keep_answer(self, tenant: str, ids: Sequence[str], source: AnswerSource, now: float) -> None:
         """Remember the source of an answer by the ids in it."""
-        names = {"program": source.program_id, "engine": source.engine, "most": self._max_answer_ids}
+        engine = encode_origin(source)
+        names = {"program": source.program_id, "engine": engine, "most": self._max_answer_ids}
         argument = encode_argument({**self._answer_ids(tenant, ids, now), **names})
         await self._scripts.run("keep_answer", self._gateway, argument)
 
@@ -252,10 +259,20 @@ class RedisStore:
         """Return the source of the first id that is known."""
         argument = encode_argument(self._answer_ids(tenant, ids, now))
         found = await self._scripts.run("find_answer", self._gateway, argument)
-        if not found:
-            return None
-        engine, _, program_id = found.decode().partition("\n")
-        return AnswerSource(program_id, engine)
+        return decode_source(found) if found else None
+
+    async def keep_call(self, tenant: str, source: AnswerSource, now: float) -> None:
+        """Remember an implicit call by its id at the client."""
+        assert source.implicit is not None
+        await self.keep_answer(tenant, (call_key(source.implicit.call_id),), source, now)
+
+    async def find_calls(self, tenant: str, call_ids: Sequence[str], now: float) -> dict[str, AnswerSource]:
+        """Return the implicit calls of these ids that are known."""
+        if not call_ids:
+            return {}
+        argument = encode_argument(self._answer_ids(tenant, [call_key(each) for each in call_ids], now))
+        found = await self._scripts.run("find_calls", self._gateway, argument)
+        return {call: decode_source(each) for call, each in zip(call_ids, found, strict=True) if each}
 
     def _answer_ids(self, tenant: str, ids: Sequence[str], now: float) -> dict[str, object]:
         now_s = self.clock.shared(now)

@@ -9,7 +9,16 @@ import msgspec
 from msgspec.structs import replace
 
 from autellix_backend.core.policies import Policy
-from autellix_backend.stores.base import CallEnd, CallStart, ProgramView, StoredCall
+from autellix_backend.stores.base import (
+    Adoption,
+    AnswerSource,
+    CallEnd,
+    CallStart,
+    ImplicitCall,
+    ProgramView,
+    StoredCall,
+)
+from autellix_wire.flags import IMPLICIT
 
 Clock = Callable[[float], float]
 """Converts times from one clock to another."""
@@ -42,6 +51,31 @@ def encode_argument(fields: Mapping[str, object]) -> bytes:
 def encode_start(call: CallStart, start_s: float) -> str:
     """Return a running call as text."""
     return to_text(StoredCall(start=call, start_s=start_s))
+
+
+def encode_origin(source: AnswerSource) -> str:
+    """Return the engine of an answer, with its call if that was implicit; releases before read the engine."""
+    return source.engine if source.implicit is None else f"{source.engine}\t{to_text(source.implicit)}"
+
+
+def decode_source(value: bytes) -> AnswerSource:
+    """Decode where an answer came from: the origin, and its program."""
+    origin, _, program_id = value.decode().partition("\n")
+    engine, _, call = origin.partition("\t")
+    return AnswerSource(program_id, engine, msgspec.json.decode(call, type=ImplicitCall) if call else None)
+
+
+def encode_adoption(adoption: Adoption, program_id: str, rule: str) -> dict[str, str]:
+    """Return what the script `begin` needs to move a call to a program, as the table has it in its texts."""
+    return {
+        "program": adoption.program_id,
+        "path_id": adoption.call_id,
+        "call": f'"call_id":{to_text(adoption.call_id)}',
+        "old": f'"program_id":{to_text(adoption.program_id)}',
+        "new": f'"program_id":{to_text(program_id)}',
+        "flag": to_text(IMPLICIT),
+        "rule": rule,
+    }
 
 
 def call_sums(end: CallEnd) -> dict[str, float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from tests.gateway.open_calls import open_call
 
 from autellix_backend.gateway.calls.call import GatewayCall
@@ -13,6 +14,7 @@ from autellix_backend.gateway.history.history import ProgramHistory
 from autellix_backend.gateway.tenancy.tenants import Tenant
 from autellix_backend.observe.settled_call import Outcome
 from autellix_backend.reports.receipt import Receipt
+from autellix_backend.stores.base import Adoption
 
 
 class Rig:
@@ -29,11 +31,14 @@ class Rig:
             **bounds,
         )
 
-    def begin(self, program: str, tenant: str = "", call_id: str | None = None) -> GatewayCall:
+    def begin(
+        self, program: str, tenant: str = "", call_id: str | None = None, adopts: Adoption | None = None
+    ) -> GatewayCall:
         self.count += 1
         named = {"x-autellix-program-id": program, "x-autellix-call-id": call_id or f"call-{self.count}"}
         call = open_call(named, key=str(self.count), began_s=self.now)
         call.tenant = Tenant(name=tenant)
+        call.start = replace(call.start, adopts=adopts)
         self.history.on_call_begun(call)
         return call
 
@@ -159,3 +164,32 @@ def test_a_program_with_too_many_calls_is_kept_in_part(monkeypatch: pytest.Monke
     kept = rig.history.find("p")
     assert kept is not None
     assert (len(kept.calls), kept.left_out) == (3, 2)
+
+
+def test_an_adopted_call_moves_with_its_program() -> None:
+    """A program that has lost all its calls so is not kept, and nobody is told of its end."""
+    rig = Rig()
+    ended: list[str] = []
+    rig.history.subscribe(lambda program: ended.append(program.program_id))
+    for call_id in ("plan", "first"):
+        rig.settle(rig.begin("process", call_id=call_id))
+    began_s, size_bytes = rig.now, rig.history.size_bytes
+    rig.settle(rig.begin("first", adopts=Adoption("process", "first")))
+    found, left = rig.history.living("first"), rig.history.living("process")
+    assert found is not None
+    assert left is not None
+    assert [call.start.call_id for call in left.calls] == ["plan"]
+    assert [call.start.program_id for call in found.calls] == ["first", "first"]
+    assert (found.start_s, found.began_at_s) == (began_s - 1.0, 1e9 + began_s - 1.0)
+    assert found.duration_s == 2.0
+    assert rig.history.size_bytes > size_bytes
+    # It is there no more, and of what never was there nothing comes.
+    for adoption in (Adoption("process", "first"), Adoption("nowhere", "x"), Adoption("first", "first")):
+        rig.settle(rig.begin("first", adopts=adoption))
+    assert len(found.calls) == 5
+    rig.settle(rig.begin("plan", adopts=Adoption("process", "plan")))
+    for program in ("process", "first", "plan"):
+        rig.history.on_program_ended(program)
+    assert ended == ["first", "plan"]
+    assert rig.shown() == ["plan", "first"]
+    assert rig.history.size_bytes == sum(program.size_bytes for program in rig.history.programs())

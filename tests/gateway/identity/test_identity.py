@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from autellix_backend.core.estimate import Hint
 from autellix_backend.core.policies import make_policy
@@ -17,6 +18,7 @@ from autellix_backend.gateway.identity.identity import Identity, IdentityResolve
 from autellix_backend.gateway.tenancy.tenants import Tenant
 from autellix_backend.observe.metrics import MAX_VENDOR_HEADERS, GatewayMetrics
 from autellix_backend.settings import GatewaySettings
+from autellix_backend.stores.base import AnswerSource
 from autellix_backend.stores.memory import MemoryStore
 
 
@@ -39,10 +41,11 @@ class Calls:
 
     def resolve(self, headers: dict[str, str], tenant: str = "", **body: Any) -> Identity:
         self.calls += 1
-        fields = parse_body(json.dumps(body).encode(), CHAT_COMPLETIONS).fields
+        parsed = parse_body(json.dumps(body).encode(), CHAT_COMPLETIONS)
+        fields = parsed.fields
         whose = Tenant(name=tenant)
         said = read_identity(headers, fields, f"call-{self.calls}").scoped_to(whose)
-        resolved = asyncio.run(self.resolver.resolve(said, fields, whose))
+        resolved = asyncio.run(self.resolver.resolve(said, fields, whose, offers_tools=parsed.offers_tools))
         self.resolver.remember(resolved, whose)
         return resolved
 
@@ -247,3 +250,78 @@ def test_headers_that_name_programs_by_the_rule_are_counted_by_few_names() -> No
     series = [line for line in lines if line.startswith("autellix_identity_vendor_sessions_total{")]
     assert len(series) == MAX_VENDOR_HEADERS + 1
     assert 'autellix_identity_vendor_sessions_total{header="x-vendor0-session-id"} 2.0' in series
+
+
+IMPLICIT = {"X-Autellix-Program-ID": "process", "X-Autellix-Flags": "implicit"}
+TOOLS = [{"type": "function", "function": {"name": "look"}}]
+
+
+def implicit(calls: Calls, call_id: str, *parents: str, tenant: str = "", **body: Any) -> Identity:
+    named = {**IMPLICIT, "X-Autellix-Call-ID": call_id, "X-Autellix-Parent-IDs": ",".join(parents) or "-"}
+    body = {"messages": CHAT[:1], "tools": TOOLS} | body
+    return calls.resolve({name.lower(): value for name, value in named.items()}, tenant, **body)
+
+
+def settle(calls: Calls, identity: Identity, *ids: str, tenant: str = "", is_open: bool = False) -> None:
+    """Keep what the registry keeps of a settled implicit call."""
+    assert identity.implicit is not None
+    source = AnswerSource(identity.program, "e", replace(identity.implicit, calls_tools=is_open))
+    asyncio.run(calls.store.keep_call(tenant, source, calls.now))
+    asyncio.run(calls.store.keep_answer(tenant, ids, source, calls.now))
+
+
+RESULT = {"role": "tool", "tool_call_id": "call_a1b2c3d4e5", "content": "x"}
+
+
+def test_an_implicit_call_joins_nothing_of_another_tenant() -> None:
+    """Neither by ids of answers, nor by calls that it says it depends on, nor by a transcript."""
+    calls = Calls()
+    first = implicit(calls, "c1", tenant="a")
+    assert (first.program, first.source, first.flags) == ("a/c1", "implicit", ())
+    settle(calls, first, "call_a1b2c3d4e5", tenant="a", is_open=True)
+    mine = implicit(calls, "c2", "c1", tenant="a", messages=[*CHAT, RESULT])
+    assert (mine.program, mine.parents, mine.source) == ("a/c1", ("c1",), "answer-id")
+    settle(calls, mine, tenant="a")
+    theirs = implicit(calls, "c2", "c1", tenant="b", messages=[*CHAT, RESULT])
+    assert (theirs.program, theirs.parents) == ("b/c2", ())
+    nested = implicit(calls, "c3", "c1", tenant="b")
+    assert nested.program == "b/c3"
+
+
+def test_a_transcript_that_others_have_sent_word_by_word_joins_only_what_a_call_depends_on() -> None:
+    calls = Calls()
+    for number in (1, 2):
+        settle(calls, implicit(calls, f"first-{number}"))
+    for number in (2, 1):
+        second = implicit(calls, f"second-{number}", f"first-{number}", messages=CHAT)
+        assert (second.program, second.source) == (f"first-{number}", "content-chain")
+        assert second.parents == (f"first-{number}",)
+        settle(calls, second)
+    third = implicit(calls, "third-1", "second-1", messages=[*CHAT, *CHAT[1:]])
+    assert third.program == "first-1"
+
+
+def test_a_conversation_that_another_process_goes_on_with_is_recognised_by_its_transcript() -> None:
+    """As without the client: it knows no call before its own."""
+    calls = Calls()
+    settle(calls, implicit(calls, "first"))
+    settle(calls, implicit(calls, "second", "first", messages=CHAT))
+    third = implicit(calls, "third", messages=[*CHAT, *CHAT[1:]])
+    assert (third.program, third.source, third.parents) == ("first", "content-chain", ())
+
+
+def test_where_identity_is_strict_an_implicit_call_joins_its_owner_s_only() -> None:
+    calls = Calls()
+    mine = {"x-autellix-program-id": "process", "x-autellix-flags": "implicit", "x-autellix-parent-ids": "c1"}
+
+    def placed(owner: str) -> str:
+        fields = parse_body(json.dumps({"messages": [*CHAT, RESULT]}).encode(), CHAT_COMPLETIONS).fields
+        said = replace(read_identity(mine, fields, "c2"), owner=owner)
+        return asyncio.run(calls.resolver.resolve(said, fields, Tenant())).program
+
+    first = replace(implicit(calls, "c1"), owner="one")
+    assert first.implicit is not None
+    settle(
+        calls, replace(first, implicit=replace(first.implicit, owner="one")), "call_a1b2c3d4e5", is_open=True
+    )
+    assert (placed("one"), placed("other")) == ("c1", "process")

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from autellix_backend.core.arrival import Arrival, Context
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.gateway.calls.body import CallBody
@@ -19,7 +21,7 @@ from autellix_backend.gateway.tenancy.tenants import Tenant
 from autellix_backend.observe.settled_call import Outcome, SettledCall
 from autellix_backend.reports.receipt import Receipt
 from autellix_backend.reports.report import EngineReport
-from autellix_backend.stores.base import CallEnd, CallStart, Inherited
+from autellix_backend.stores.base import AnswerSource, CallEnd, CallStart, Inherited
 
 FURTHER_REPORTS = 256
 OWN_PREFIX = "x-autellix-"
@@ -113,6 +115,14 @@ class GatewayCall(QueuedCall):
         """Return the ids in its answer by which later calls are known to be its program's."""
         return self.tool_calls if self.response_id is None else [self.response_id, *self.tool_calls]
 
+    @property
+    def answer_source(self) -> AnswerSource:
+        """Return where its answer came from, for the calls that continue it."""
+        implicit = self.identity.implicit
+        if implicit is not None:
+            implicit = replace(implicit, calls_tools=bool(self.asked_tools))
+        return AnswerSource(self.start.program_id, self.engine, implicit)
+
     def note_ids(self, content: bytes) -> None:
         """Note the ids in a whole answer, or in an event of a stream."""
         response_id, tool_calls, tools = read_answer_ids(content)
@@ -165,6 +175,7 @@ class GatewayCall(QueuedCall):
             interceptions=identity.interceptions,
             owner=identity.owner,
             class_id=class_id,
+            adopts=identity.adopts,
         )
 
     def leave_bounds(self) -> None:

@@ -88,7 +88,9 @@ class CallEndpoint:
             await self.models.check(body.model)
             named = read_identity(headers, body.fields, self.registry.new_id()).scoped_to(tenant)
             verified = await self.tokens.verify(named, headers, tenant)
-            identity = await self.resolver.resolve(verified, body.fields, tenant)
+            identity = await self.resolver.resolve(
+                verified, body.fields, tenant, offers_tools=body.offers_tools
+            )
             call = GatewayCall(
                 dialect=dialect,
                 tenant=tenant,

@@ -29,7 +29,7 @@ from autellix_backend.observe.metrics import GatewayMetrics
 from autellix_backend.observe.settled_call import Outcome, SettledCall, Usage
 from autellix_backend.reports.receipt import Receipt
 from autellix_backend.reports.report import EngineReport
-from autellix_backend.stores.base import AnswerSource, NotOwnerError, ProgramStore
+from autellix_backend.stores.base import NotOwnerError, ProgramStore
 
 MAX_READABLE_ID = 200
 """Characters of the client's call id that go into the engine's id, whose length is bounded."""
@@ -142,6 +142,8 @@ class CallRegistry:
         self._is_idle.clear()
         for on_begun in self._on_begun:
             on_begun(call)
+        if inherited.has_emptied and start.adopts is not None:
+            await self._store.end_program(start.adopts.program_id, now)
 
     def on_sent(self, call: GatewayCall) -> None:
         """Note that a call is sent to its engine, perhaps again."""
@@ -231,9 +233,11 @@ class CallRegistry:
                 # The boundary to other parts: one that fails must not leave the call open in the table.
                 logger.exception("a subscriber to settled calls failed")
         await self._store.settle(end, now)
+        source, tenant = call.answer_source, call.tenant.name
         if call.answer_ids:
-            source = AnswerSource(call.start.program_id, call.engine)
-            await self._store.keep_answer(call.tenant.name, call.answer_ids, source, now)
+            await self._store.keep_answer(tenant, call.answer_ids, source, now)
+        if source.implicit is not None:
+            await self._store.keep_call(tenant, source, now)
         return receipt
 
     def _new_class(self, call: GatewayCall) -> str | None:

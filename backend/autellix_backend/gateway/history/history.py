@@ -9,8 +9,11 @@ from dataclasses import dataclass, field
 from itertools import chain
 from operator import attrgetter
 
+from msgspec.structs import replace
+
 from autellix_backend.gateway.calls.call import GatewayCall
 from autellix_backend.observe.settled_call import SettledCall
+from autellix_backend.stores.base import Adoption, adopted_start
 
 MAX_PROGRAMS = 1000
 """Ended programs that `ps --all`, `why` and the API still know, with their calls."""
@@ -166,6 +169,27 @@ class ProgramHistory:
         program.group = program.group or call.start.group
         program.owner = program.owner or call.start.owner
         program.running += 1
+        if call.start.adopts is not None:
+            self._adopt(call.start.adopts, program)
+
+    def _adopt(self, adoption: Adoption, program: PastProgram) -> None:
+        """Move a settled call, each attempt of it, to another program; calls of other gateways stay there."""
+        left = self._live.get(adoption.program_id)
+        moved = [call for call in left.calls if call.start.call_id == adoption.call_id] if left else []
+        if left is None or left is program or not moved:
+            return
+        left.calls = [call for call in left.calls if call.start.call_id != adoption.call_id]
+        size_bytes = sum(map(_size_of, moved))
+        left.size_bytes -= size_bytes
+        program.size_bytes += size_bytes
+        if not left.calls:
+            self._with_calls[left.tenant].pop(left.program_id, None)
+        self._with_calls[program.tenant].setdefault(program.program_id, program)
+        starts = (adopted_start(call.start, program.program_id) for call in moved)
+        program.calls[:0] = [replace(call, start=start) for call, start in zip(moved, starts, strict=True)]
+        earlier_s = max(0.0, program.start_s - min(call.began_s for call in moved))
+        program.start_s -= earlier_s
+        program.began_at_s -= earlier_s
 
     def on_call_settled(self, settled: SettledCall) -> None:
         """Record a settled call."""
@@ -190,6 +214,9 @@ class ProgramHistory:
             return
         del self._live[program_id]
         self._with_calls[program.tenant].pop(program_id, None)
+        if not program.calls and not program.left_out:
+            # Other programs have adopted all its calls.
+            return
         self._count_bytes(program.tenant, -program.size_bytes)
         program.ended_at_s = self._wall_clock()
         program.calls.sort(key=attrgetter("began_s"))

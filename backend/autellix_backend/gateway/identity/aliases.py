@@ -29,10 +29,13 @@ from autellix_wire.headers import FINAL, PROGRAM_ID, SESSION_ID, THREAD_ID
 from autellix_wire.ids import MAX_ID_BYTES, InvalidIdError, check_id
 
 ANONYMOUS = "request"
+PROGRAM_HEADER = "program-header"
 FOREIGN_TOKEN = "foreign-token"
 ANSWER_ID = "answer-id"
 VENDOR_SESSION = "vendor-session"
 CONTENT_CHAIN = "content-chain"
+OUTSIDE = "implicit"
+"""Its client named only its process: it is in the program of a call it depends on, or in one of its own."""
 
 Fields = Mapping[str, msgspec.Raw]
 """A JSON object split at its top level."""
@@ -121,7 +124,7 @@ _PROGRAM, _PARENT, _THREAD, _AGENT, _FINAL = AliasField
 _AGENTIC = "vllm_xargs.agentic_context."
 
 ALIASES: tuple[Alias, ...] = (
-    Alias("program-header", _OWN, _PROGRAM, "autellix", header=PROGRAM_ID),
+    Alias(PROGRAM_HEADER, _OWN, _PROGRAM, "autellix", header=PROGRAM_ID),
     Alias("session-header", _OWN, _PROGRAM, "autellix", header=SESSION_ID),
     Alias("thread-header", _OWN, _THREAD, "autellix", header=THREAD_ID),
     Alias("final-header", _OWN, _FINAL, "autellix", header=FINAL),
@@ -190,6 +193,7 @@ PROGRAM_SOURCES: tuple[str, ...] = (
     VENDOR_SESSION,
     ANSWER_ID,
     CONTENT_CHAIN,
+    OUTSIDE,
     ANONYMOUS,
     FOREIGN_TOKEN,
 )

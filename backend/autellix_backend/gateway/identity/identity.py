@@ -7,6 +7,7 @@ transcript, or becomes a program of its own.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Callable, Mapping
 
@@ -22,6 +23,8 @@ from autellix_backend.gateway.identity.aliases import (
     ANSWER_ID,
     CONTENT_CHAIN,
     FOREIGN_TOKEN,
+    OUTSIDE,
+    PROGRAM_HEADER,
     VENDOR_SESSION,
     AliasField,
     Fields,
@@ -30,13 +33,15 @@ from autellix_backend.gateway.identity.aliases import (
     resolve_aliases,
 )
 from autellix_backend.gateway.identity.answer_ids import previous_response, transcript_ids
+from autellix_backend.gateway.identity.implicit import ImplicitArrival, place
 from autellix_backend.gateway.identity.lineage import Lineage
 from autellix_backend.gateway.identity.priority import read_priority
-from autellix_backend.gateway.identity.transcripts import Transcript, TranscriptChain
+from autellix_backend.gateway.identity.transcripts import Reading, Transcript, TranscriptChain
 from autellix_backend.gateway.tenancy.tenants import Tenant
 from autellix_backend.observe.metrics import GatewayMetrics
 from autellix_backend.settings import GatewaySettings
-from autellix_backend.stores.base import AnswerSource, ProgramStore
+from autellix_backend.stores.base import Adoption, AnswerSource, ImplicitCall, ProgramStore, without_implicit
+from autellix_wire.flags import IMPLICIT
 from autellix_wire.headers import (
     CALL_ID,
     EXPECTED_CALLS,
@@ -91,7 +96,11 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     transcript: Transcript | None = None
     """Its transcript, where that identifies the program."""
     engine: str | None = None
-    """The engine that made the response which it continues, and may have stored it."""
+    """The engine that made the response which it continues, and may have stored it, or has its context."""
+    implicit: ImplicitCall | None = None
+    """What later calls have to know of it, if it is outside of all programs of its client."""
+    adopts: Adoption | None = None
+    """The call that its program takes over with it."""
 
     def scoped_to(self, tenant: Tenant) -> Identity:
         """Return the identity with the tenant's name in the ids of its program and session."""
@@ -157,16 +166,21 @@ class IdentityResolver:
         self._metrics = metrics
         self._clock = clock
         self._lineage = Lineage(ttl_s=settings.program_idle_s)
-        self._chain = TranscriptChain(ttl_s=settings.program_idle_s)
+        self._chain = TranscriptChain(ttl_s=settings.program_idle_s, secret=_chain_secret(settings))
 
-    async def resolve(self, identity: Identity, fields: Fields, tenant: Tenant) -> Identity:
+    async def resolve(
+        self, identity: Identity, fields: Fields, tenant: Tenant, *, offers_tools: bool = False
+    ) -> Identity:
         """Return an identity, scoped to its tenant, with its final program and thread.
 
-        Tenants share no lineages, no answers and no transcripts.
+        Tenants share no lineages, no answers and no transcripts. `offers_tools` says whether another call may
+        bring what its tools return.
         """
         self._count(identity.aliases)
         if identity.source == FOREIGN_TOKEN:
             return identity
+        if IMPLICIT in identity.flags and identity.source == PROGRAM_HEADER:
+            return await self._resolve_implicit(identity, fields, tenant, offers_tools=offers_tools)
         named, response = identity.aliases.program, previous_response(fields)
         continued = transcript_ids(fields) if named is None else ()
         if response is not None:
@@ -207,6 +221,52 @@ class IdentityResolver:
         for source in aliases.malformed:
             self._metrics.identity_malformed.labels(source).inc()
 
+    async def _resolve_implicit(
+        self, identity: Identity, fields: Fields, tenant: Tenant, *, offers_tools: bool
+    ) -> Identity:
+        """Return the identity of a call that its client made outside of any program; see `implicit`."""
+        now, scope = self._clock(), tenant.name
+        known = await self._store.find_calls(scope, identity.parents or (), now)
+        parents = {call: source for call, source in known.items() if _is_open_to(source, identity)}
+        response = previous_response(fields)
+        ids = transcript_ids(fields) if response is None else (response, *transcript_ids(fields))
+        continued = await self._store.find_answer(scope, ids, now) if ids else None
+        if continued is not None and not _is_open_to(continued, identity):
+            continued = None
+        reading, extended, origin = None, None, ANSWER_ID
+        if continued is None and (reading := self._chain.read(scope, fields, needs_answer=False)):
+            origin = CONTENT_CHAIN
+            continued = _continued(reading, parents)
+            # What it depends on says more than a transcript, which other programs may have sent word by word.
+            if continued is None and not parents and identity.owner is None:
+                extended = self._chain.program_of(scope, reading, now)
+        arrival = ImplicitArrival(
+            call_id=identity.call,
+            program=identity.program,
+            thread=identity.thread,
+            parents=identity.parents,
+            owner=identity.owner,
+            transcript=None if reading is None else reading.whole.hex(),
+            offers_tools=offers_tools,
+        )
+        found = place(arrival, tenant, continued=continued, extended=extended, parents=parents)
+        is_loose = found.call.is_loose
+        if continued is None and extended is None:
+            origin = PROGRAM_HEADER if is_loose else OUTSIDE
+        is_stored = continued is not None and response is not None
+        return replace(
+            identity,
+            program=found.program,
+            thread=found.thread,
+            parents=found.parents,
+            flags=identity.flags if is_loose else without_implicit(identity.flags),
+            source=origin,
+            implicit=found.call,
+            adopts=found.adopts,
+            engine=continued.engine if continued is not None and is_stored else found.engine,
+            transcript=Transcript(reading.whole, found.program) if reading and not is_loose else None,
+        )
+
     def _resolve_named(self, identity: Identity, named: str, tenant: Tenant) -> Identity:
         aliases = identity.aliases
         root, agent = self._root_and_agent(aliases, named, tenant)
@@ -232,6 +292,26 @@ class IdentityResolver:
         if found is None:
             return identity
         return replace(identity, program=found.program, source=CONTENT_CHAIN, transcript=found)
+
+
+def _chain_secret(settings: GatewaySettings) -> bytes | None:
+    """Return the secret of the digests, which gateways of one process table share; None for a random one."""
+    if settings.token_secret is None:
+        return None
+    return hashlib.sha256(f"transcripts\n{settings.token_secret}".encode()).digest()
+
+
+def _is_open_to(source: AnswerSource, identity: Identity) -> bool:
+    """Return whether a call may be in the program of a known one: where identity is strict, its owner's."""
+    call = source.implicit
+    return identity.owner is None or (call is not None and call.owner == identity.owner)
+
+
+def _continued(reading: Reading, parents: Mapping[str, AnswerSource]) -> AnswerSource | None:
+    """Return the one of the calls that a call depends on whose transcript it extends."""
+    prefixes = {prefix.hex() for prefix in reading.prefixes}
+    calls = ((source, source.implicit) for source in parents.values())
+    return next((source for source, call in calls if call and call.transcript in prefixes), None)
 
 
 def _has_parents(aliases: ResolvedAliases) -> bool:

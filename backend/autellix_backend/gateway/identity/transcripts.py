@@ -7,7 +7,8 @@ tenant: no content.
 
 Two transcripts do not identify: one without an answer (thousands of programs share a system prompt, or even
 the first question), and one that two programs have sent, which then counts for neither. So a program's first
-call stands alone, and its calls are linked from the second on.
+call stands alone, and its calls are linked from the second on. Only where the client says which calls another
+one depends on, the first is linked too.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import hashlib
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 
@@ -39,6 +41,14 @@ class Transcript:
 
     digest: bytes
     program: str
+
+
+class Reading(NamedTuple):
+    """The digests of one call's transcript."""
+
+    prefixes: tuple[bytes, ...]
+    """Of what comes before each answer in it, any of which may be an earlier call's whole transcript."""
+    whole: bytes
 
 
 class _Message(msgspec.Struct):
@@ -83,12 +93,18 @@ class TranscriptChain:
         Returns:
             None if the call is not a chat, or holds no answer yet.
         """
-        self._programs.expire_of(scope, now)
-        digests = self._digests(scope, fields)
-        if not digests:
+        reading = self.read(scope, fields)
+        if reading is None or not reading.prefixes:
             return None
-        *earlier, whole = digests
-        return Transcript(whole, self._longest_match(scope, earlier, now) or newcomer)
+        return Transcript(reading.whole, self.program_of(scope, reading, now) or newcomer)
+
+    def program_of(self, scope: str, reading: Reading, now: float) -> str | None:
+        """Return the program of the longest known transcript that one extends; None if several sent it."""
+        self._programs.expire_of(scope, now)
+        # Without its first answer it does not identify.
+        earlier = reversed(reading.prefixes[1:])
+        known = next((digest for digest in earlier if self._programs.has(scope, digest)), None)
+        return None if known is None else self._programs.use(scope, known, now)
 
     def remember(self, scope: str, transcript: Transcript, now: float) -> None:
         """Remember the transcript of a call that was admitted."""
@@ -100,29 +116,25 @@ class TranscriptChain:
         """Drop the transcripts that have not been used for `ttl_s`."""
         self._programs.expire(now)
 
-    def _longest_match(self, scope: str, earlier: list[bytes], now: float) -> str | None:
-        # None without a known transcript, or if several programs sent it.
-        known = next((digest for digest in reversed(earlier) if self._programs.has(scope, digest)), None)
-        return None if known is None else self._programs.use(scope, known, now)
-
-    def _digests(self, scope: str, fields: Mapping[str, msgspec.Raw]) -> list[bytes]:
-        # Of each prefix that may be an earlier call's whole transcript, and last of this call's.
+    def read(
+        self, scope: str, fields: Mapping[str, msgspec.Raw], *, needs_answer: bool = True
+    ) -> Reading | None:
+        """Return the digests of a call's transcript; None for no chat, or one without an answer it needs."""
         raw = next((fields[name] for name in _TRANSCRIPT_FIELDS if name in fields), None)
         if raw is None or self._is_too_long(fields) or has_many_objects(raw):
-            return []
+            return None
         are_answers = [head.is_answer for head in decoded_or([], _heads_decoder, raw, MAX_READ_BYTES)]
-        if True not in are_answers:
-            return []
+        if not are_answers or (needs_answer and True not in are_answers):
+            return None
         messages = _messages_decoder.decode(raw)
-        first_answer = are_answers.index(True)
         rolling = hashlib.sha256(self._seed(scope, fields))
         digests = []
         for index, message in enumerate(messages):
-            if index > first_answer and are_answers[index]:
+            if are_answers[index]:
                 digests.append(rolling.copy().digest())
             # JSON objects delimit themselves, so no separator is needed.
             rolling.update(message if index else without_billing_line(bytes(message)))
-        return [*digests, rolling.digest()]
+        return Reading(tuple(digests), rolling.digest())
 
     def _is_too_long(self, fields: Mapping[str, msgspec.Raw]) -> bool:
         hashed = (*_TRANSCRIPT_FIELDS, *_SEED_FIELDS)
