@@ -15,7 +15,7 @@ async def until(condition: Callable[[], bool], look_period_s: float = 0.005) -> 
     """Wait for a condition without blocking the event loop."""
     deadline = time.monotonic() + PATIENCE_S
     while not condition():
-        assert time.monotonic() < deadline, _complaint(condition)
+        assert time.monotonic() < deadline, complaint(condition)
         await asyncio.sleep(look_period_s)
 
 
@@ -23,11 +23,11 @@ def wait_until(condition: Callable[[], object], look_period_s: float = 0.005) ->
     """Wait for a condition that another thread or process makes true."""
     deadline = time.monotonic() + PATIENCE_S
     while not condition():
-        assert time.monotonic() < deadline, _complaint(condition)
+        assert time.monotonic() < deadline, complaint(condition)
         time.sleep(look_period_s)
 
 
-def _complaint(condition: Callable[[], object]) -> str:
+def complaint(condition: Callable[[], object]) -> str:
     """Return what was awaited: the source of the condition."""
     try:
         source = inspect.getsource(condition).strip()

@@ -16,7 +16,7 @@ import pytest
 from fastapi import FastAPI
 from tests.gateway.usage import check_usage, reserved_calls
 from tests.serving import listening
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, complaint
 
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.policies import make_policy
@@ -82,7 +82,7 @@ async def until_async(condition: Callable[[], Any]) -> None:
     """Wait for an asynchronous condition."""
     deadline = time.monotonic() + PATIENCE_S
     while not await condition():
-        assert time.monotonic() < deadline, "the condition did not come true"
+        assert time.monotonic() < deadline, complaint(condition)
         await asyncio.sleep(0.005)
 
 
