@@ -113,8 +113,7 @@ def _patch_run(argument: str, original: Callable[..., Any]) -> Callable[..., Any
     from autellix._scopes.decoration import decorate
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        subject = args[0] if not argument else kwargs[argument] if argument in kwargs else args[1]
-        scope = safely(RunScope, subject)
+        scope = safely(lambda: RunScope(kwargs.get(argument) or args[1 if argument else 0]))
         if scope is None:
             return original(*args, **kwargs)
         return _kept(scope, decorate(scope, original)(*args, **kwargs))

@@ -27,9 +27,12 @@ def _may_begin() -> bool:
 def _patch_asgi(original: Callable[..., Any]) -> Callable[..., Any]:
     from autellix.web import AsgiMiddleware
 
-    async def serve(self: Any, *args: Any, **kwargs: Any) -> Any:
+    # With the original's parameters: Uvicorn calls an application without any to see whether it is a factory.
+    async def serve(self: Any, scope: Any, receive: Any, send: Any, *_: Any, **kwargs: Any) -> Any:
         app = functools.partial(original, self)
-        return await (AsgiMiddleware(app) if safely(_may_begin) else app)(*args, **kwargs)
+        return await (AsgiMiddleware(app) if safely(_may_begin) else app)(
+            scope, receive, send, *args, **kwargs
+        )
 
     return serve
 
@@ -37,9 +40,9 @@ def _patch_asgi(original: Callable[..., Any]) -> Callable[..., Any]:
 def _patch_wsgi(original: Callable[..., Any]) -> Callable[..., Any]:
     from autellix.web import WsgiMiddleware
 
-    def serve(self: Any, *args: Any, **kwargs: Any) -> Any:
-        app = functools.partial(original, self)
-        return (WsgiMiddleware(app) if safely(_may_begin) else app)(*args, **kwargs)
+    def serve(self: Any, environ: Any, start_response: Any, *_: Any, **kwargs: Any) -> Any:
+        app: Any = functools.partial(original, self, **kwargs)
+        return (WsgiMiddleware(app) if safely(_may_begin) else app)(environ, start_response)
 
     return serve
 

@@ -270,8 +270,9 @@ async def test_an_agent_that_cannot_be_named_runs(patches: Patches) -> None:
         def name(self) -> str:
             raise RuntimeError("no name yet")
 
-    runner = Runner(Odd())
-    assert (await runner.run_own())[0] is None
+    assert (await Runner(Odd()).run_own())[0] is None
+    with pytest.raises(TypeError):
+        await Runner().run_with()  # type: ignore[call-arg]
 
 
 def test_the_kinds_of_functions_and_their_signatures_stay(patches: Patches) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from types import ModuleType, SimpleNamespace
@@ -114,6 +115,14 @@ async def test_each_request_of_starlette_is_one_program(has_middleware: bool) ->
     bodies = await asyncio.gather(*(server.get(f"/api/users/{number}") for number in range(4)))
     assert bodies == [b"body"] * 4
     expect_programs(list(seen.values()), "GET /api/users/{id}")
+
+
+async def test_a_server_can_tell_an_application_from_a_factory() -> None:
+    """Uvicorn calls what it gets without arguments, and takes no error for a factory."""
+    app = starlette_app({}, has_middleware=False)
+    assert inspect.iscoroutinefunction(app.__call__)
+    with pytest.raises(TypeError):
+        app()
 
 
 async def test_a_request_that_another_one_starts_is_a_program_of_its_own() -> None:
