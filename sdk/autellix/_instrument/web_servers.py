@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-
 from autellix._faults import safely
 from autellix._instrument.jobs import OpenJob
 from autellix._instrument.patches import around, around_async
@@ -28,11 +26,11 @@ def _patch_asgi(original: Callable[..., Any]) -> Callable[..., Any]:
     from autellix.web import AsgiMiddleware
 
     # With the original's parameters: Uvicorn calls an application without any to see whether it is a factory.
-    async def serve(self: Any, scope: Any, receive: Any, send: Any, *_: Any, **kwargs: Any) -> Any:
-        app = functools.partial(original, self)
-        return await (AsgiMiddleware(app) if safely(_may_begin) else app)(
-            scope, receive, send, *args, **kwargs
-        )
+    async def serve(self: Any, scope: Any, receive: Any, send: Any, *args: Any, **kwargs: Any) -> Any:
+        def app(*given: Any) -> Any:
+            return original(self, *given, *args, **kwargs)
+
+        return await (AsgiMiddleware(app) if safely(_may_begin) else app)(scope, receive, send)
 
     return serve
 
@@ -40,8 +38,10 @@ def _patch_asgi(original: Callable[..., Any]) -> Callable[..., Any]:
 def _patch_wsgi(original: Callable[..., Any]) -> Callable[..., Any]:
     from autellix.web import WsgiMiddleware
 
-    def serve(self: Any, environ: Any, start_response: Any, *_: Any, **kwargs: Any) -> Any:
-        app: Any = functools.partial(original, self, **kwargs)
+    def serve(self: Any, environ: Any, start_response: Any, *args: Any, **kwargs: Any) -> Any:
+        def app(*given: Any) -> Any:
+            return original(self, *given, *args, **kwargs)
+
         return (WsgiMiddleware(app) if safely(_may_begin) else app)(environ, start_response)
 
     return serve
