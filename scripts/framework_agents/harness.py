@@ -1,9 +1,9 @@
-"""Runs one framework's agent many times at once; `scripts/frameworks` starts it in an environment of its own.
+"""Runs one agent many times at once; `scripts/frameworks` starts it in an environment of its own.
 
     python harness.py AGENT URL MODE COUNT
 
-AGENT is a module of this folder with a function for each MODE that its framework has, which takes the server's
-address and a task. Each run has a first call, two branches, and a last call.
+AGENT is a module of this folder with a function for each MODE that its framework has, which takes the
+server's address and a task. Each run has a first call, two branches, and a last call.
 """
 
 from __future__ import annotations

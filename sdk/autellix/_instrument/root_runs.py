@@ -74,13 +74,10 @@ class RunScope:
         return safely(self._enter_at, frame) if propagation.is_on else None
 
     def _enter_at(self, frame: FrameType | None) -> ProgramThread | None:
-        self._scope = root_scope(self._name)
-        is_root = self._scope is not None
-        if self._thread_name and not is_root:
-            # The steps of a run, such as the modules of DSPy, have no names: they are part of its thread.
-            self._scope = ThreadScope(None)
+        # The steps of a run, such as the modules of DSPy, have no names: they are part of its thread.
+        self._scope = root_scope(self._name) or (ThreadScope(None) if self._thread_name else None)
         thread = None if self._scope is None else self._scope.enter_at(frame)
-        if thread is not None and not is_root:
+        if thread is not None and isinstance(self._scope, ThreadScope):
             thread.name = self._thread_name
         return thread
 

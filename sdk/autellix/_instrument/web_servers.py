@@ -47,48 +47,36 @@ def _patch_wsgi(original: Callable[..., Any]) -> Callable[..., Any]:
     return serve
 
 
-def instrument_starlette(patches: Patches, module: ModuleType) -> None:
-    """Make each request and websocket of Starlette and FastAPI a program."""
-    patches.apply(module, "Starlette.__call__", _patch_asgi)
-
-
-def instrument_flask(patches: Patches, module: ModuleType) -> None:
-    """Make each request of Flask a program."""
-    patches.apply(module, "Flask.__call__", _patch_wsgi)
-
-
-def instrument_django(patches: Patches, module: ModuleType) -> None:
-    """Make each request of Django a program, behind either kind of server."""
-    if hasattr(module, "ASGIHandler"):
-        patches.apply(module, "ASGIHandler.__call__", _patch_asgi)
-    else:
-        patches.apply(module, "WSGIHandler.__call__", _patch_wsgi)
-
-
-def instrument_aiohttp(patches: Patches, module: ModuleType) -> None:
-    """Make each request of aiohttp's server a program, until its body is sent."""
-    patches.apply(module, "RequestHandler._handle_request", around_async(_open_request))
-
-
-def instrument_streamlit(patches: Patches, module: ModuleType) -> None:
-    """Make each run of a script a program, named after the script."""
-    patches.apply(module, "ScriptRunner._run_script", around(_open_script))
-
-
-def instrument_gradio(patches: Patches, module: ModuleType) -> None:
-    """Make each event a program, named after its endpoint, until its generator is done."""
-    patches.apply(module, "Queue.process_events", around_async(_open_event))
+def _open(name: str) -> OpenJob | None:
+    return OpenJob(name) if _may_begin() else None
 
 
 def _open_request(_: Any, request: Any, *_args: object, **_kwargs: object) -> OpenJob | None:
     from autellix.web import request_name
 
-    return OpenJob(request_name(request.method, request.path)) if _may_begin() else None
+    return _open(request_name(request.method, request.path))
 
 
 def _open_script(runner: Any, *_args: object, **_kwargs: object) -> OpenJob | None:
-    return OpenJob(runner._main_script_path.replace("\\", "/").rpartition("/")[2]) if _may_begin() else None
+    return _open(runner._main_script_path.replace("\\", "/").rpartition("/")[2])
 
 
 def _open_event(_: Any, events: Any, *_args: object, **_kwargs: object) -> OpenJob | None:
-    return OpenJob(f"/{events[0].fn.api_name or events[0].fn.name}") if _may_begin() else None
+    return _open(f"/{events[0].fn.api_name or events[0].fn.name}")
+
+
+PATCHES = {
+    "aiohttp.web_protocol": ("RequestHandler._handle_request", around_async(_open_request)),
+    "django.core.handlers.asgi": ("ASGIHandler.__call__", _patch_asgi),
+    "django.core.handlers.wsgi": ("WSGIHandler.__call__", _patch_wsgi),
+    "flask.app": ("Flask.__call__", _patch_wsgi),
+    "gradio.queueing": ("Queue.process_events", around_async(_open_event)),
+    "starlette.applications": ("Starlette.__call__", _patch_asgi),
+    "streamlit.runtime.scriptrunner.script_runner": ("ScriptRunner._run_script", around(_open_script)),
+}
+"""What serves a request, runs a script, or handles an event with all steps of its generator."""
+
+
+def instrument_requests(patches: Patches, module: ModuleType) -> None:
+    """Make each request that the module serves a program."""
+    patches.apply(module, *PATCHES[module.__name__])

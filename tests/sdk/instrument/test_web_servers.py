@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from types import ModuleType, SimpleNamespace
 from typing import Any
 from wsgiref.util import FileWrapper, setup_testing_defaults
@@ -15,7 +15,7 @@ import pytest
 import autellix
 from autellix import web
 from autellix._instrument.patches import Patches
-from autellix._instrument.web_servers import instrument_gradio, instrument_streamlit
+from autellix._instrument.web_servers import instrument_requests
 from autellix._programs import generators
 from autellix._programs.registry import programs
 from autellix._scopes.scopes import ProgramScope
@@ -314,11 +314,11 @@ async def test_each_request_of_aiohttp_is_one_program() -> None:
     expect_programs(list(seen.values()), "GET /users/{id}")
 
 
-def made_up(instrument: Callable[[Patches, ModuleType], None], **classes: type) -> Patches:
-    module = ModuleType("framework")
+def made_up(name: str, **classes: type) -> Patches:
+    module = ModuleType(name)
     vars(module).update(classes)
     patches = Patches()
-    instrument(patches, module)
+    instrument_requests(patches, module)
     assert patches.missing == []
     return patches
 
@@ -331,7 +331,7 @@ def test_each_run_of_a_streamlit_script_is_a_program() -> None:
             seen.append([here()])
 
     seen: list[list[Place]] = []
-    patches = made_up(instrument_streamlit, ScriptRunner=ScriptRunner)
+    patches = made_up("streamlit.runtime.scriptrunner.script_runner", ScriptRunner=ScriptRunner)
     ScriptRunner()._run_script(None)
     ScriptRunner()._run_script(rerun_data=None)
     expect_programs(seen, "chat.py")
@@ -346,7 +346,7 @@ async def test_each_event_of_gradio_is_a_program() -> None:
             seen.append([place, here()])
 
     seen: list[list[Place]] = []
-    patches = made_up(instrument_gradio, Queue=Queue)
+    patches = made_up("gradio.queueing", Queue=Queue)
     event = SimpleNamespace(fn=SimpleNamespace(api_name="chat", name="answer"))
     await asyncio.gather(*(Queue().process_events([event], False) for _ in range(2)))
     expect_programs(seen, "/chat")
