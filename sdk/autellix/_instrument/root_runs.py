@@ -58,6 +58,9 @@ The innermost such method is patched: a wrapper further out would hide the calle
 frameworks take an agent's name.
 """
 
+MARKS = {"agents.run": "DEFAULT_AGENT_RUNNER", "workflows.workflow": "WorkflowMeta"}
+"""A name in each module that may also be the user's own, such as of a folder `agents`."""
+
 
 class RunScope:
     """The scope of one run: a program, or inside a named one a thread."""
@@ -99,6 +102,8 @@ def _name_of(subject: Any) -> str | None:
 
 def instrument_root_runs(patches: Patches, module: ModuleType) -> None:
     """Wrap the module's entry points."""
+    if not hasattr(module, MARKS.get(module.__name__, "__name__")):
+        return
     for row in ROOT_RUNS[module.__name__].split():
         path, _, argument = row.partition(":")
         patches.apply(module, path, functools.partial(_patch_run, argument))

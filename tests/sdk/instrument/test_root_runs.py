@@ -301,6 +301,21 @@ async def test_a_method_that_is_gone_is_listed_and_the_rest_goes_on(
     assert (await Other().run())[0] is None
 
 
+def test_a_folder_of_the_users_own_is_left_alone(sdk: None) -> None:
+    """With the name of a framework's module."""
+
+    class Workflow:
+        def run(self) -> tuple[str | None, str]:
+            return here()
+
+    module: Any = ModuleType("workflows.workflow")
+    module.Workflow = Workflow
+    applied = Patches()
+    instrument_root_runs(applied, module)
+    assert applied.missing == []
+    assert Workflow().run()[0] is None
+
+
 async def test_a_patch_that_another_library_has_wrapped_is_inert_once_the_client_is_off(
     patches: Patches,
 ) -> None:
