@@ -1,4 +1,4 @@
-"""Makes each root run of an agent framework a program: one table of entry points, and one wrapper.
+"""Makes each root run of an agent framework a program: a wrapper for the entry points of `switch.ROOT_RUNS`.
 
 A root run starts where no program has been named. A run inside it, such as that of a sub-agent, is a thread
 with the agent's name.
@@ -12,6 +12,7 @@ import sys
 import weakref
 
 from autellix._faults import safely
+from autellix._instrument.switch import ROOT_RUNS
 from autellix._programs.running import find_running_thread, switch_to
 from autellix._propagation import propagation
 from autellix._scopes.scopes import ThreadScope, root_scope
@@ -25,38 +26,6 @@ if TYPE_CHECKING:
     from autellix._instrument.patches import Patches
     from autellix._programs.thread import ProgramThread
     from autellix._scopes.scope import Scope
-
-ROOT_RUNS = {
-    "ag2.agent": "Agent._turn_scope",
-    "agent_framework._agents": "Agent.run",
-    "agent_framework._workflows._functional": "FunctionalWorkflow.run",
-    "agent_framework._workflows._workflow": "Workflow.run",
-    "agents.run": "AgentRunner.run:starting_agent AgentRunner.run_streamed:starting_agent",
-    "agno.agent.agent": "Agent.run Agent.arun",
-    "agno.team.team": "Team.run Team.arun",
-    "agno.workflow.workflow": "Workflow.run Workflow.arun",
-    "crewai.agent.core": "Agent.kickoff Agent.akickoff",
-    "crewai.crew": "Crew.kickoff Crew.akickoff",
-    "crewai.flow.runtime": "Flow.kickoff_async",
-    "dspy.primitives.module": "Module.__call__ Module.acall",
-    "google.adk.runners": "Runner.run_async Runner.run_live",
-    "haystack.components.agents.agent": "Agent.run Agent.run_async",
-    "haystack.core.pipeline.pipeline": "Pipeline.run Pipeline.run_async_generator",
-    "pydantic_ai.agent": "Agent.iter",
-    "semantic_kernel.agents.chat_completion.chat_completion_agent": (
-        "ChatCompletionAgent.get_response ChatCompletionAgent.invoke ChatCompletionAgent.invoke_stream"
-    ),
-    "smolagents.agents": "MultiStepAgent.run",
-    "strands.agent.agent": "Agent.stream_async",
-    "strands.multiagent.graph": "Graph.stream_async",
-    "strands.multiagent.swarm": "Swarm.stream_async",
-    "workflows.workflow": "Workflow.run",
-}
-"""The methods of each module through which every run passes, with the argument that has the name, if any.
-
-The innermost such method is patched: a wrapper further out would hide the caller's frame, from which some
-frameworks take an agent's name.
-"""
 
 MARKS = {"agents.run": "DEFAULT_AGENT_RUNNER", "workflows.workflow": "WorkflowMeta"}
 """A name in each module that may also be the user's own, such as of a folder `agents`."""

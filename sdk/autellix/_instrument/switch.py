@@ -10,7 +10,6 @@ from functools import partial
 from autellix import _environment
 from autellix._faults import log_debug, safely
 from autellix._instrument.patches import ImportHook, Patches
-from autellix._instrument.root_runs import ROOT_RUNS
 from autellix._programs import running
 from autellix._programs.registry import programs
 from autellix._propagation import propagation
@@ -23,6 +22,37 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from types import ModuleType
 
+ROOT_RUNS = {
+    "ag2.agent": "Agent._turn_scope",
+    "agent_framework._agents": "Agent.run",
+    "agent_framework._workflows._functional": "FunctionalWorkflow.run",
+    "agent_framework._workflows._workflow": "Workflow.run",
+    "agents.run": "AgentRunner.run:starting_agent AgentRunner.run_streamed:starting_agent",
+    "agno.agent.agent": "Agent.run Agent.arun",
+    "agno.team.team": "Team.run Team.arun",
+    "agno.workflow.workflow": "Workflow.run Workflow.arun",
+    "crewai.agent.core": "Agent.kickoff Agent.akickoff",
+    "crewai.crew": "Crew.kickoff Crew.akickoff",
+    "crewai.flow.runtime": "Flow.kickoff_async",
+    "dspy.primitives.module": "Module.__call__ Module.acall",
+    "google.adk.runners": "Runner.run_async Runner.run_live",
+    "haystack.components.agents.agent": "Agent.run Agent.run_async",
+    "haystack.core.pipeline.pipeline": "Pipeline.run Pipeline.run_async_generator",
+    "pydantic_ai.agent": "Agent.iter",
+    "semantic_kernel.agents.chat_completion.chat_completion_agent": (
+        "ChatCompletionAgent.get_response ChatCompletionAgent.invoke ChatCompletionAgent.invoke_stream"
+    ),
+    "smolagents.agents": "MultiStepAgent.run",
+    "strands.agent.agent": "Agent.stream_async",
+    "strands.multiagent.graph": "Graph.stream_async",
+    "strands.multiagent.swarm": "Swarm.stream_async",
+    "workflows.workflow": "Workflow.run",
+}
+"""The methods of each module through which every run passes, with the argument that has the name, if any.
+
+The innermost such method is patched: a wrapper further out would hide the caller's frame, from which some
+frameworks take an agent's name.
+"""
 INSTRUMENTORS = {
     "anthropic._base_client": "autellix._instrument.openai:instrument_client",
     "IPython.core.interactiveshell": "autellix._instrument.notebooks:instrument_ipython",

@@ -15,7 +15,8 @@ import pytest
 
 import autellix
 from autellix._instrument.patches import Patches
-from autellix._instrument.root_runs import ROOT_RUNS, instrument_root_runs
+from autellix._instrument.root_runs import instrument_root_runs
+from autellix._instrument.switch import ROOT_RUNS
 from autellix._programs import generators
 from autellix._programs.registry import programs
 
