@@ -43,11 +43,6 @@ COMMANDS = {
         "list, add, drain, undrain and remove the engines of a gateway",
         "autellix engines add http://10.0.0.7:8001",
     ),
-    "doctor": Command(
-        "autellix._doctor",
-        "check whether this environment's calls would reach a gateway",
-        "autellix doctor http://127.0.0.1:8000",
-    ),
     "completion": Command(
         "autellix_backend.cli.completion",
         "print the completion of commands and options for a shell",
