@@ -134,7 +134,12 @@ def _patch_run_sync(original: Callable[..., Any]) -> Any:
     # The original is bound to its class already, so a static method replaces it.
     async def run_sync_in_worker_thread(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         thread = safely(new_branch)
-        return await original(func if thread is None else BranchCall(thread, func), *args, **kwargs)
+        job = func if thread is None else BranchCall(thread, func)
+        result = await original(job, *args, **kwargs)
+        if isinstance(job, BranchCall) and job.innermost is not job.thread:
+            # As the first half of a context manager: FastAPI enters synchronous dependencies so.
+            safely(job.hold)
+        return result
 
     return staticmethod(run_sync_in_worker_thread)
 
@@ -197,3 +202,8 @@ def instrument_trio_threads(patches: Patches, module: ModuleType) -> None:
 def instrument_anyio(patches: Patches, module: ModuleType) -> None:
     """Link jobs of anyio's worker threads, which are reused, to the task that awaits them."""
     patches.apply(module, "AsyncIOBackend.run_sync_in_worker_thread", _patch_run_sync)
+
+
+def instrument_asgiref(patches: Patches, module: ModuleType) -> None:
+    """Link the jobs of `sync_to_async` that go back to the thread of a sync caller."""
+    patches.apply(module, "CurrentThreadExecutor.submit", link_submit)

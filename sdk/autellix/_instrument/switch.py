@@ -55,11 +55,10 @@ frameworks take an agent's name.
 """
 INSTRUMENTORS = {
     "anthropic._base_client": "autellix._instrument.openai:instrument_client",
-    "IPython.core.interactiveshell": "autellix._instrument.notebooks:instrument_ipython",
     "anthropic._streaming": "autellix._instrument.openai:instrument_streams",
     "aiohttp.web_protocol": "autellix._instrument.web_servers:instrument_requests",
     "anyio._backends._asyncio": "autellix._instrument.spawns:instrument_anyio",
-    "asgiref.current_thread_executor": "autellix._instrument.servers:instrument_asgiref",
+    "asgiref.current_thread_executor": "autellix._instrument.spawns:instrument_asgiref",
     "asyncio": "autellix._instrument.spawns:instrument_eager_tasks",
     "asyncio.base_events": "autellix._instrument.spawns:instrument_asyncio",
     "celery.signals": "autellix._instrument.jobs:instrument_celery",
@@ -70,8 +69,6 @@ INSTRUMENTORS = {
     "django.core.handlers.wsgi": "autellix._instrument.web_servers:instrument_requests",
     "dramatiq.actor": "autellix._instrument.jobs:instrument_dramatiq",
     "dspy._vendor.lm15.transports": "autellix._instrument.other_clients:instrument_dspy",
-    "eventlet.greenthread": "autellix._instrument.greenlets:instrument_eventlet",
-    "fastapi.dependencies.utils": "autellix._instrument.servers:instrument_fastapi",
     "flask.app": "autellix._instrument.web_servers:instrument_requests",
     "gevent": "autellix._instrument.greenlets:instrument_gevent",
     "gevent.pool": "autellix._instrument.greenlets:instrument_gevent_pool",

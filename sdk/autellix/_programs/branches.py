@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from autellix._faults import safely
 from autellix._programs import generators
-from autellix._programs.running import ATTRIBUTE, attach_new, is_linked, running_thread, state, switch_to
+from autellix._programs.running import (
+    ATTRIBUTE,
+    attach_new,
+    find_running_thread,
+    is_linked,
+    running_thread,
+    state,
+    switch_to,
+)
 from autellix._programs.thread import ProgramThread
 from autellix._propagation import propagation
 
@@ -83,10 +91,12 @@ class FanOut:
 class BranchCall:
     """A function that is submitted once and runs in a program thread of its own, on any worker."""
 
-    __slots__ = ("function", "thread")
+    __slots__ = ("function", "innermost", "thread")
 
     def __init__(self, thread: ProgramThread, function: Callable[..., Any]) -> None:
         self.thread = thread
+        self.innermost: ProgramThread | None = thread
+        """The scope in which the function has ended."""
         self.function = function
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -96,7 +106,19 @@ class BranchCall:
             return self.function(*args, **kwargs)
         finally:
             self.thread.is_closed = True
-            safely(switch_to, before)
+            self.innermost = safely(switch_to, before)
+
+    def hold(self) -> None:
+        """Let the scopes that the function has left open hold in the running task."""
+        innermost = self.innermost
+        while innermost is not None and innermost.is_over():
+            innermost = innermost.previous
+        scope = innermost
+        while scope is not None and scope.previous is not self.thread:
+            scope = scope.previous
+        if scope is not None:
+            scope.previous = find_running_thread()
+            switch_to(innermost)
 
     def __getattr__(self, name: str) -> Any:
         # An event loop names a slow callback by these.

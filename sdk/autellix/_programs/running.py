@@ -8,8 +8,7 @@ system's thread. A switch between tasks copies nothing, so an `await` costs noth
 - A spawn attaches a propagation context to the new task or `threading.Thread`. It becomes a program thread at
   the first look-up; most tasks never look it up.
 - A thread whose program has ended counts as left: it may be a worker that serves another program.
-- A plain greenlet is a part of the code that switches to it, until it enters a scope of its own. Those of
-  gevent and eventlet are threads.
+- A greenlet is a thread; one that nobody has linked is in no program until it enters a scope.
 """
 
 from __future__ import annotations
@@ -50,8 +49,6 @@ class RunningState:
         self.trio: Any = None
         """Trio's own state of each thread, once it is loaded; it has the running task."""
         self.trio_carriers: weakref.WeakKeyDictionary[Any, TrioCarrier] = weakref.WeakKeyDictionary()
-        self.greenlet: Any = None
-        """The class of greenlets, once it is loaded."""
         self.current_greenlet: Any = None
 
 
@@ -88,17 +85,11 @@ def _task() -> Any:
     if state.running_loop is not None and (loop := state.running_loop()) is not None:
         # Before greenlets: libraries run synchronous code in greenlets of a task.
         return state.current_task(loop)
-    if state.greenlet is not None:
+    if state.current_greenlet is not None:
         greenlet = state.current_greenlet()
+        # The first greenlet of a thread is the thread.
         return None if greenlet.parent is None else greenlet
     return None
-
-
-def _is_plain(carrier: Any) -> bool:
-    """Return whether it is a greenlet that only the code which switches to it drives."""
-    is_greenlet = state.greenlet is not None and type(carrier) is state.greenlet
-    # Eventlet's own loop is one, too; the first greenlet of a thread is the thread.
-    return is_greenlet and carrier.parent is not None and "eventlet" not in sys.modules
 
 
 def running_thread() -> ProgramThread:
@@ -124,14 +115,8 @@ def find_running_thread() -> ProgramThread | None:
 
 def _owned(task: Any, frame: FrameType | None) -> ProgramThread | None:
     """Return the scope of the innermost generator around a frame of the running task or greenlet."""
-    outermost = None
-    if task is not None and not isinstance(task, state.greenlet or ()):
-        outermost = getattr(task.get_coro(), "cr_frame", None)
-    owned = generators.innermost(frame, outermost)
-    while owned is None and _is_plain(task):
-        task = task.parent
-        owned = generators.innermost(task.gr_frame, None)
-    return owned
+    coroutine = task.get_coro() if hasattr(task, "get_coro") else None
+    return generators.innermost(frame, getattr(coroutine, "cr_frame", None))
 
 
 def _attached() -> ProgramThread | None:
@@ -142,28 +127,17 @@ def _attached() -> ProgramThread | None:
         os_thread = threading._active.get(threading.get_ident())  # type: ignore[attr-defined]
         thread = getattr(state.local, "thread", None) or thread_of(os_thread)
     elif (thread := thread_of(task)) is None:
-        if state.greenlet is not None and isinstance(task, state.greenlet):
-            return _around_greenlet(task)
-        thread = getattr(state.local, "announced", None)
-        # An eager task runs its first step inside create_task, before it can be linked.
-        attach_new(task, thread)
+        if state.current_greenlet is not None and hasattr(task, "gr_frame"):
+            # In a program that gevent has patched, threads are greenlets.
+            thread = thread_of(threading._active.get(id(task)))  # type: ignore[attr-defined]
+        else:
+            thread = getattr(state.local, "announced", None)
+            # An eager task runs its first step inside create_task, before it can be linked.
+            attach_new(task, thread)
     if thread is not None and thread.is_over():
         while thread is not None and (thread.is_over() or thread.frame is not None):
             thread = thread.previous
         switch_to(thread)
-    return thread
-
-
-def _around_greenlet(greenlet: Any) -> ProgramThread | None:
-    """Return the open program thread of the code that drives a greenlet which has none of its own."""
-    # In a program that gevent or eventlet has patched, threads are greenlets.
-    thread = thread_of(threading._active.get(id(greenlet)))  # type: ignore[attr-defined]
-    if thread is None:
-        while thread is None and _is_plain(greenlet):
-            greenlet = greenlet.parent
-            thread = getattr(state.local, "thread", None) if greenlet.parent is None else thread_of(greenlet)
-    while thread is not None and thread.is_over():
-        thread = thread.previous
     return thread
 
 

@@ -1,14 +1,17 @@
-"""Greenlets of gevent, of eventlet, and plain ones; each test needs its library, and is skipped without."""
+"""Greenlets of gevent and of other libraries; each test needs its library, and is skipped without."""
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import autellix
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.sdk.conftest import Recording
 
 GEVENT = """
 import sys
@@ -64,38 +67,48 @@ def test_greenlets_of_gevent(run_script: Callable[..., str], when: str) -> None:
     run_script(GEVENT, when)
 
 
-EVENTLET = """
-import sys, warnings
-warnings.simplefilter("ignore")
-import autellix
-import eventlet
-if "late" in sys.argv:
-    eventlet.monkey_patch()
+GEVENT_MAPS = """
+import sys
+from gevent import monkey
+monkey.patch_all()
+import autellix, gevent, gevent.pool, openai
 
-def name_here():
+client = openai.OpenAI(base_url=sys.argv[1], api_key="key", max_retries=0)
+run = {
+    "map": lambda pool, items: pool.map(ask, items),
+    "map_async": lambda pool, items: pool.map_async(ask, items).get(),
+    "imap": lambda pool, items: list(pool.imap(ask, items)),
+    "imap_unordered": lambda pool, items: list(pool.imap_unordered(ask, items)),
+    "apply_async": lambda pool, items: [job.get() for job in [pool.apply_async(ask, (i,)) for i in items]],
+}[sys.argv[2]]
+
+def ask(text):
+    client.chat.completions.create(model="m", messages=[{"role": "user", "content": text}])
     return autellix.current().name
 
-def work(name):
-    with autellix.program(name):
-        for _ in range(5):
-            eventlet.sleep(0)
-            assert name_here() == name, (name, name_here())
-    assert name_here() is None
-
-for greenlet in [eventlet.spawn(work, name) for name in "ab"]:
-    greenlet.wait()
-with autellix.program("a"):
-    assert eventlet.spawn(name_here).wait() == "a"
-    assert eventlet.GreenPool(2).spawn(name_here).wait() == "a"
+with autellix.program("agent"):
+    ask("root")
+    # Fewer places than jobs: gevent itself spawns the others, later.
+    assert run(gevent.pool.Pool(2), ["a", "b", "c"]) == ["agent"] * 3
+    ask("end")
+assert run(gevent.pool.Group(), ["d"]) == [None]
 """
 
 
-@pytest.mark.parametrize("when", ["late", "never"])
-def test_greenlets_of_eventlet(run_script: Callable[..., str], when: str) -> None:
-    pytest.importorskip("greenlet")
-    if importlib.util.find_spec("eventlet") is None:
-        pytest.skip("eventlet is not installed")
-    run_script(EVENTLET, when, EVENTLET_NO_GREENDNS="yes", PYTHONWARNINGS="ignore")
+@pytest.mark.parametrize("method", ["map", "map_async", "imap", "imap_unordered", "apply_async"])
+def test_maps_of_gevents_pools(run_script: Callable[..., str], backend: Recording, method: str) -> None:
+    """Another greenlet of gevent's spawns those of the items: its place in the program is none."""
+    pytest.importorskip("gevent")
+    run_script(GEVENT_MAPS, backend.url, method, AUTELLIX_BASE_URL=backend.url)
+    dag = backend.dag()
+    dag.pop("d")
+    assert dag == {
+        "root": (),
+        "a": ("root",),
+        "b": ("root",),
+        "c": ("root",),
+        "end": ("a", "b", "c"),
+    }
 
 
 @pytest.fixture
@@ -107,30 +120,26 @@ def name_here() -> str | None:
     return autellix.current().name
 
 
-def test_plain_greenlet_is_a_part_of_the_code_that_drives_it(greenlet: Any) -> None:
-    with autellix.program("a"):
-        assert greenlet.greenlet(name_here).switch() == "a"
-    assert greenlet.greenlet(name_here).switch() is None
+def test_unlinked_greenlet_is_in_no_program_until_it_opens_one(greenlet: Any) -> None:
+    """As those of eventlet: one that waits in a program must not lend it to the code that goes on."""
 
-
-def test_plain_greenlet_inside_a_generators_scope(greenlet: Any) -> None:
-    def generate() -> Iterator[str | None]:
-        with autellix.program("a"):
-            yield greenlet.greenlet(name_here).switch()
-
-    assert list(generate()) == ["a"]
-    assert name_here() is None
-
-
-def test_scope_inside_a_plain_greenlet_waits_with_it(greenlet: Any) -> None:
     def work() -> str | None:
+        before = name_here()
         with autellix.program("inner"):
-            greenlet.getcurrent().parent.switch(name_here())
+            greenlet.getcurrent().parent.switch((before, name_here()))
             return name_here()
 
     with autellix.program("outer"):
         suspended = greenlet.greenlet(work)
-        assert suspended.switch() == "inner"
+        assert suspended.switch() == (None, "inner")
         assert name_here() == "outer"
         assert suspended.switch() == "inner"
         assert name_here() == "outer"
+    assert name_here() is None
+
+
+async def test_greenlet_of_a_task_is_a_part_of_the_task(greenlet: Any) -> None:
+    """As SQLAlchemy runs synchronous code in a coroutine."""
+    with autellix.program("a"):
+        assert greenlet.greenlet(name_here).switch() == "a"
+    assert greenlet.greenlet(name_here).switch() is None

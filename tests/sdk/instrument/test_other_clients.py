@@ -19,7 +19,7 @@ import asyncio, sys, warnings
 warnings.simplefilter("ignore")
 import autellix, dspy
 
-lm = dspy.LM("openai/m", api_base=sys.argv[1], api_key="key", cache=False, engine="lm15")
+lm = dspy.LM("openai/m", api_base=sys.argv[1], api_key="key", cache=False)
 with autellix.program("agent"):
     lm("first")
     asyncio.run(lm.acall("second"))
