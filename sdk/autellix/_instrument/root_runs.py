@@ -13,7 +13,7 @@ import weakref
 
 from autellix._faults import safely
 from autellix._instrument.switch import ROOT_RUNS
-from autellix._programs.running import find_running_thread, switch_to
+from autellix._programs.running import switch_to
 from autellix._propagation import propagation
 from autellix._scopes.scopes import ThreadScope, root_scope
 
@@ -116,7 +116,8 @@ async def _around(scope: RunScope, manager: Any) -> AsyncGenerator[Any]:
 
 def _keep_stream(scope: RunScope, stream: Any) -> None:
     """Let a stream of the Microsoft Agent Framework run in the scope whenever its consumer asks for more."""
-    before = find_running_thread()
+    before = switch_to(None)
+    switch_to(before)
     thread = scope.enter_at(None)
     switch_to(before)
     if thread is not None:

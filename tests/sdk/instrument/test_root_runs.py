@@ -217,6 +217,27 @@ async def test_a_stream_is_one_program_while_it_is_pulled(patches: Patches) -> N
     assert writer.seen[0][0] == "writer"
 
 
+async def test_a_stream_that_a_generator_starts_leaves_its_consumer_alone(patches: Patches) -> None:
+    outer, inner = Agent("outer"), Agent("inner")
+
+    async def pull(agent: Agent) -> AsyncGenerator[int]:
+        async for number in agent.pulled():
+            yield number
+
+    async def generate() -> AsyncGenerator[int]:
+        with autellix.program("mine"):
+            async for number in outer.pulled():
+                yield number
+
+    async for _ in generate():
+        assert here()[0] is None
+        async for _ in pull(inner):
+            assert here()[0] is None
+    assert {name for name, _ in outer.seen} == {"mine"}
+    assert {name for name, _ in inner.seen} == {"inner"}
+    assert len(set(inner.seen)) == 2
+
+
 async def test_abandoned_streams_leave_nothing(patches: Patches) -> None:
     """The fixture looks for what is left open."""
     for _ in range(3):
