@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -121,6 +122,25 @@ async def test_openai_agents(backend: RecordingBackend, client: Any) -> None:
     assert result.final_output == "done"
 
 
+@pytest.mark.parametrize("has_scope", [True, False])
+async def test_a_streamed_run_of_openai_agents_that_is_read_later(
+    backend: RecordingBackend, client: Any, has_scope: bool
+) -> None:
+    """It goes on in a task, after the scope around its start, and after the call that starts it."""
+    agents: Any = pytest.importorskip("agents")
+    agents.set_tracing_disabled(True)
+    model = agents.OpenAIChatCompletionsModel(model="m", openai_client=client)
+    tools = [agents.function_tool(tool) for tool in make_tools(client).values()]
+    agent = agents.Agent(name="researcher", instructions="Help.", model=model, tools=tools)
+    with researching(backend, "researcher"):
+        with autellix.program("researcher") if has_scope else contextlib.nullcontext():
+            result = agents.Runner.run_streamed(agent, "question")
+        async for _ in result.stream_events():
+            pass
+    assert result.final_output == "done"
+    await asyncio.to_thread(backend.wait_for, "DELETE", "/programs/")
+
+
 async def test_microsoft_agent_framework(backend: RecordingBackend, client: Any) -> None:
     framework: Any = pytest.importorskip("agent_framework")
     clients: Any = pytest.importorskip("agent_framework_openai")
@@ -143,7 +163,9 @@ async def test_pydantic_ai(backend: RecordingBackend, client: Any) -> None:
     assert result.output == "done"
 
 
-async def test_llama_index(backend: RecordingBackend, client: Any) -> None:
+@pytest.mark.parametrize("is_awaited_inside", [True, False])
+async def test_llama_index(backend: RecordingBackend, client: Any, is_awaited_inside: bool) -> None:
+    """Its handler may be awaited after the scope in which the run was started."""
     workflow: Any = pytest.importorskip("llama_index.core.agent.workflow")
     openai_like: Any = pytest.importorskip("llama_index.llms.openai_like")
     llm = openai_like.OpenAILike(
@@ -157,9 +179,12 @@ async def test_llama_index(backend: RecordingBackend, client: Any) -> None:
 
     tools = list(make_tools(client).values())
     agent = workflow.FunctionAgent(tools=tools, llm=llm, streaming=False)
-    with researching(backend, "researcher"), autellix.program("researcher"):
-        answer = await agent.run("question")
-    assert str(answer) == "done"
+    with researching(backend, "researcher"):
+        with autellix.program("researcher"):
+            handler = agent.run("question")
+            if is_awaited_inside:
+                await handler
+        assert str(await handler) == "done"
 
 
 async def test_agno(backend: RecordingBackend, client: Any) -> None:

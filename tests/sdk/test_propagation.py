@@ -315,7 +315,7 @@ def test_error_of_an_item_reaches_the_caller(agent: Agent) -> None:
 # --- processes ---
 
 PROCESSES = """
-    import multiprocessing, sys
+    import multiprocessing, os, sys, time
     from concurrent.futures import ProcessPoolExecutor
     import autellix
 
@@ -349,6 +349,11 @@ PROCESSES = """
         jobs.put("first")
         answers.get()
         return process
+
+    def late(path):
+        while not os.path.exists(path):
+            time.sleep(0.01)
+        return ask("late")
 
     def reopen(program_id):
         with autellix.program("agent", id=program_id):
@@ -402,6 +407,30 @@ def test_process_pool(agent: Agent, tmp_path: Path, method: str) -> None:
     run_processes(agent, tmp_path, method, branch)
     agent.expect(FORK_JOIN)
     assert agent.thread_of("root") not in {agent.thread_of("a"), agent.thread_of("b")}
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork"])
+def test_job_of_a_process_pool_that_goes_on_after_its_scope(
+    agent: Agent, tmp_path: Path, method: str
+) -> None:
+    after = """
+    from autellix._programs.registry import programs
+
+    pool = ProcessPoolExecutor(1, mp_context=context)
+    with autellix.program("outer") as program:
+        ask("started")
+        job = pool.submit(late, sys.argv[0] + ".gate")
+    assert program.program_id in programs._open
+    open(sys.argv[0] + ".gate", "w").close()
+    job.result()
+    pool.shutdown()
+    assert program.program_id not in programs._open
+    """
+    run_processes(agent, tmp_path, method, "pass", after)
+    calls = agent.backend.by_content()
+    assert calls["late"]["x-autellix-program-id"] == calls["started"]["x-autellix-program-id"]
+    assert agent.backend.dag()["late"] == ("started",)
+    agent.backend.wait_for("DELETE", "/programs/" + calls["late"]["x-autellix-program-id"])
 
 
 def test_process_carries_the_group(agent: Agent, tmp_path: Path) -> None:
@@ -624,7 +653,7 @@ async def test_interleaved_programs(agent: Agent) -> None:
     assert all(name[0] == program for name, program in programs.items())
 
 
-@row("fire-and-forget tasks", "calls after the program's end are in the process's program")
+@row("fire-and-forget tasks", "they are in the program that started them, and it ends with the last of them")
 async def test_fire_and_forget(agent: Agent) -> None:
 
     gate = asyncio.Event()
@@ -636,9 +665,11 @@ async def test_fire_and_forget(agent: Agent) -> None:
     async with autellix.program("agent"):
         await agent.aask("root")
         task = asyncio.create_task(later())
+    assert not [entry for entry in agent.backend.control if entry[0] == "DELETE"]
     gate.set()
     await task
-    assert agent.programs() == {"root": "agent", "late": None}
+    agent.expect({"root": (), "late": ("root",)})
+    agent.backend.wait_for("DELETE", "/programs/")
 
 
 @row("`asyncio.Task(…)` made directly", "in no program until it opens one; the class takes no patch", "limit")
@@ -678,8 +709,13 @@ async def test_eager_tasks_made_directly(agent: Agent) -> None:
     agent.expect(ONE_BRANCH)
 
 
+@row(
+    "a task or thread that serves other programs, such as a batcher that the first one starts",
+    "a task stays in the program that started it, a thread while that is open; the client cannot tell it "
+    "from other work",
+    "limit",
+)
 async def test_batcher_that_one_program_has_started_serves_others(agent: Agent) -> None:
-    """A task that lives longer than its program does not take the calls of others there."""
     jobs: asyncio.Queue[str | None] = asyncio.Queue()
 
     async def serve() -> None:
@@ -693,7 +729,7 @@ async def test_batcher_that_one_program_has_started_serves_others(agent: Agent) 
         await jobs.put("second's")
         await jobs.put(None)
         await batcher
-    assert agent.programs() == {"root": "first", "second's": None}
+    assert agent.programs() == {"root": "first", "second's": "first"}
 
 
 def test_worker_of_one_turn_is_not_part_of_the_next(agent: Agent) -> None:

@@ -65,6 +65,30 @@ async def test_each_asgi_request_is_a_program(agent: Agent) -> None:
     assert len(agent.backend.wait_for("DELETE", "/programs/", count=4)) == 4
 
 
+async def test_what_a_request_starts_and_does_not_await_is_part_of_it(agent: Agent) -> None:
+    """A task and a job that go on after the answer; the program ends with the last of them."""
+    app, gate, started = FastAPI(), threading.Event(), []
+    app.add_middleware(web.AsgiMiddleware)
+
+    async def follow_up() -> None:
+        await asyncio.to_thread(gate.wait)
+        await agent.aask("task")
+
+    @app.get("/chat")
+    async def chat() -> str:
+        started.append(asyncio.create_task(follow_up()))
+        return await agent.aask("answer")
+
+    transport = httpx.ASGITransport(app=app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://app") as client:
+        await client.get("/chat")
+    assert not [entry for entry in agent.backend.control if entry[0] == "DELETE"]
+    gate.set()
+    await started[0]
+    agent.expect({"answer": (), "task": ()}, "GET /chat")
+    await asyncio.to_thread(agent.backend.wait_for, "DELETE", "/programs/")
+
+
 def test_lifespan_passes_through(agent: Agent) -> None:
     seen = []
 

@@ -7,7 +7,7 @@ import sys
 
 from autellix._faults import safely
 from autellix._instrument.patches import on_result
-from autellix._programs.branches import BranchCall, FanOut, create_task, link, new_branch
+from autellix._programs.branches import BranchCall, FanOut, as_job, create_task, link, link_task, new_branch
 from autellix._programs.running import state, trio_carrier
 from autellix._propagation import Suppressed, suppression
 
@@ -55,10 +55,10 @@ def link_submit(original: Callable[..., Any]) -> Callable[..., Any]:
     """Patch a method whose first argument is a job, to link the job to the code that submits it."""
 
     def submit(self: Any, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        thread = None if _has_interpreters(self) else safely(new_branch)
+        job = fn if _has_interpreters(self) else safely(as_job, fn) or fn
         # A worker that the pool starts for this job outlives it and must not inherit its program.
         with Suppressed():
-            return original(self, fn if thread is None else BranchCall(thread, fn), *args, **kwargs)
+            return original(self, job, *args, **kwargs)
 
     return submit
 
@@ -87,14 +87,32 @@ def _patch_add_done_callback(original: Callable[..., Any]) -> Callable[..., Any]
 
 def _patch_create_task(original: Callable[..., Any]) -> Callable[..., Any]:
     def create_task_(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if kwargs.get("eager_start") or self.get_task_factory() is not None:
-            return create_task(functools.partial(original, self, *args, **kwargs))
+        has_factory = self.get_task_factory() is not None
+        follows = True
+        if kwargs or has_factory:
+            follows = not safely(_is_detached, self, kwargs.get("context"))
+            if has_factory or kwargs.get("eager_start"):
+                return create_task(functools.partial(original, self, *args, **kwargs), follows=follows)
         # Its first step comes later, so there is time to link it.
         task = original(self, *args, **kwargs)
-        safely(link, task)
+        if follows:
+            safely(link_task, task)
         return task
 
     return create_task_
+
+
+def _is_detached(loop: Any, context: Any) -> bool:
+    """Return whether a task is made with a context that is no copy of the current one, as a worker is.
+
+    A copy has the variables that were set when it was made. Where none is set, a fresh context looks like a
+    copy; and outside of tasks an event loop starts its main task in a context that it made before.
+    """
+    if context is None or state.current_task(loop) is None:
+        return False
+    # A handle takes a copy of the current one.
+    current = sys.modules["asyncio"].Handle(int, (), loop)._context
+    return bool(current) and not any(context.get(variable) is current[variable] for variable in current)
 
 
 def _patch_eager_factory(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -126,6 +144,9 @@ def _linked(callback: Callable[..., Any], wakers: frozenset[str | None]) -> Call
     if getattr(getattr(callback, "__code__", None), "co_flags", 0) & COROUTINE_FLAG:
         # A mistake, which a loop in debug mode refuses if it sees it.
         return callback
+    if wakers is not TIMED_WAKERS:
+        return as_job(callback)
+    # A timer keeps no program open: most are a library's, for its connections.
     thread = new_branch()
     return callback if thread is None else BranchCall(thread, callback)
 
@@ -133,8 +154,7 @@ def _linked(callback: Callable[..., Any], wakers: frozenset[str | None]) -> Call
 def _patch_run_sync(original: Callable[..., Any]) -> Any:
     # The original is bound to its class already, so a static method replaces it.
     async def run_sync_in_worker_thread(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        thread = safely(new_branch)
-        job = func if thread is None else BranchCall(thread, func)
+        job = safely(as_job, func) or func
         result = await original(job, *args, **kwargs)
         if isinstance(job, BranchCall) and job.innermost is not job.thread:
             # As the first half of a context manager: FastAPI enters synchronous dependencies so.
@@ -166,6 +186,9 @@ def instrument_futures(patches: Patches, module: ModuleType) -> None:
 def instrument_asyncio(patches: Patches, module: ModuleType) -> None:
     """Link tasks and timed callbacks to the program thread that creates them, and find it by the task."""
     state.current_task, state.running_loop = module.tasks.current_task, module.events._get_running_loop
+    if sys.version_info < (3, 12):
+        # What the function does, which is not in C yet; each new task and each call asks for it.
+        state.current_task = module.tasks._current_tasks.get
     _patch_loop(patches, module, "BaseEventLoop")
 
 

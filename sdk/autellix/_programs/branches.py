@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from weakref import ref
+
 from autellix._faults import safely
 from autellix._programs import generators
 from autellix._programs.running import (
@@ -29,9 +31,32 @@ def new_branch() -> ProgramThread | None:
     return running_thread().branch() if propagation.is_on else None
 
 
+def note_work(thread: ProgramThread, work: Any) -> None:
+    """Note a task or job of a thread: program and session of the user stay open until it is done."""
+    thread.program.scopes.note(work)
+    if thread.session is not None:
+        thread.session.scopes.note(work)
+
+
+def as_job(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that is submitted once, as a job of the running program thread."""
+    thread = new_branch()
+    if thread is None:
+        return function
+    job = BranchCall(thread, function)
+    note_work(thread, job)
+    return job
+
+
 def link(carrier: Any) -> None:
-    """Attach the propagation context of a branch to a task or `threading.Thread` that has not started."""
-    if not propagation.is_on or is_linked(carrier):
+    """Attach the propagation context of a branch to a `threading.Thread` that has not started."""
+    if not is_linked(carrier):
+        link_task(carrier, is_work=False)
+
+
+def link_task(carrier: Any, is_work: bool = True) -> None:
+    """Attach the propagation context of a branch to a new task, which is work of its program."""
+    if not propagation.is_on:
         return
     thread = None
     if state.running_loop is not None and not generators.open_scopes:
@@ -40,25 +65,38 @@ def link(carrier: Any) -> None:
         task = None if loop is None else state.current_task(loop)
         if task is not None:
             thread = getattr(task, ATTRIBUTE, None)
-    if type(thread) is not ProgramThread or thread.is_over():
+    if (
+        type(thread) is not ProgramThread
+        or thread.is_closed
+        or (program := thread.program).has_ended
+        or program.end_signal is not None
+    ):
         thread = running_thread()
+        program = thread.program
     if thread.children or thread.branch_point is not None:
         frontier = thread.branch_frontier()
     else:
         frontier = thread.frontier
-    lineage = thread.lineage or thread.make_lineage()
-    carrier._autellix_thread = (thread.program, frontier, thread.session, lineage)
+    session = thread.session
+    carrier._autellix_thread = (program, frontier, session, thread.lineage or thread.make_lineage())
+    if is_work:
+        if (work := program.scopes.work) is not None:
+            work[id(carrier)] = ref(carrier)
+        if session is not None:
+            session.scopes.note(carrier)
 
 
-def create_task(create: Callable[[], T]) -> T:
+def create_task(create: Callable[[], T], *, follows: bool = True) -> T:
     """Create a task that may run its first step at once, as a branch of the running program thread."""
-    thread = safely(new_branch)
+    thread = safely(new_branch) if follows else None
     before = announce(thread)
     try:
         task = create()
     finally:
         announce(before)
-    safely(attach_new, task, thread)
+    if thread is not None:
+        safely(attach_new, task, thread)
+        safely(note_work, thread, task)
     return task
 
 
@@ -88,16 +126,41 @@ class FanOut:
             self._thread.branch_point = self._before
 
 
-class BranchCall:
+class SubmittedWork:
+    """Work that is no task, which keeps its program open until it is done or dropped."""
+
+    __slots__ = ("__weakref__", "_holds")
+
+    def __init__(self) -> None:
+        self._holds: tuple[Any, ...] = ()
+
+    def done(self) -> bool:
+        """Return whether it has ended; what has not is dropped after it."""
+        return False
+
+    def add_done_callback(self, hold: Any) -> None:
+        """Keep a hold until it ends."""
+        self._holds += (hold,)
+        if self.done():
+            # Meanwhile, in another thread.
+            self._holds = ()
+
+
+class BranchCall(SubmittedWork):
     """A function that is submitted once and runs in a program thread of its own, on any worker."""
 
     __slots__ = ("function", "innermost", "thread")
 
     def __init__(self, thread: ProgramThread, function: Callable[..., Any]) -> None:
+        super().__init__()
         self.thread = thread
         self.innermost: ProgramThread | None = thread
         """The scope in which the function has ended."""
         self.function = function
+
+    def done(self) -> bool:
+        """Return whether it has run."""
+        return self.thread.is_closed
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the function, then restore the worker's program thread."""
@@ -107,6 +170,7 @@ class BranchCall:
         finally:
             self.thread.is_closed = True
             self.innermost = safely(switch_to, before)
+            self._holds = ()
 
     def hold(self) -> None:
         """Let the scopes that the function has left open hold in the running task."""
@@ -130,14 +194,16 @@ class BranchCall:
         return repr(self.function)
 
 
-class BranchFunction:
-    """A function of which each run is a branch of its own."""
+class BranchFunction(SubmittedWork):
+    """A function of which each run is a branch of its own; a pool drops it after the last one."""
 
     __slots__ = ("function", "origin")
 
     def __init__(self, origin: ProgramThread, function: Callable[..., Any]) -> None:
+        super().__init__()
         self.origin = origin
         self.function = function
+        safely(note_work, origin, self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         origin = self.origin

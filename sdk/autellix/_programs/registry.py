@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from functools import partial
 
+from autellix._faults import safely
 from autellix._open_scopes import add_open, find_open, remove
 from autellix._programs.program import ClientProgram
+from autellix._sessions.keeper import keeper
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,6 +24,7 @@ class ProgramRegistry:
 
     def __init__(self) -> None:
         self.implicit = ClientProgram(None, None, is_implicit=True)
+        self.implicit.scopes.work = None
         self._open: dict[str, ClientProgram] = {}
         self._suspended: OrderedDict[str, ClientProgram] = OrderedDict()
         self._foreign: OrderedDict[str, None] = OrderedDict()
@@ -73,23 +77,28 @@ class ProgramRegistry:
         while len(self._foreign) > MAX_SUSPENDED:
             self._foreign.popitem(last=False)
 
-    def close(self, program: ClientProgram, progress: Progress | None = None) -> bool:
-        """Leave a program, with the progress of a scope that is no branch; return whether this ended it."""
+    def close(self, program: ClientProgram, progress: Progress | None = None) -> None:
+        """Leave a program, with the progress of a scope that is no branch; the last to leave it ends it."""
         if progress is not None:
             program.leave_turn(progress)
+        program.scopes.hold_for_work(partial(self.close, program))
         if not program.scopes.leave():
-            return False
+            return
         remove(self._open, program.program_id, program)
         if program.ends:
             program.end()
-            return not program.is_remote
+            if not program.is_remote:
+                safely(_report_end, program)
+            return
         self._suspended[program.program_id] = program.next_turn()
         while len(self._suspended) > MAX_SUSPENDED:
             self._suspended.popitem(last=False)
-        return False
 
-    def end_suspended(self, program_id: str) -> ClientProgram | None:
-        return self._suspended.pop(program_id, None)
+    def end_suspended(self, program_id: str) -> None:
+        """End a program of several turns that has no open scope; do nothing if there is none."""
+        program = self._suspended.pop(program_id, None)
+        if program is not None:
+            safely(_report_end, program)
 
     def after_fork_in_child(self) -> None:
         """Make the open programs the child's own."""
@@ -97,6 +106,11 @@ class ProgramRegistry:
         for program in (self.implicit, *self._open.values()):
             program.after_fork_in_child()
         self._open = {program.program_id: program for program in self._open.values()}
+
+
+def _report_end(program: ClientProgram) -> None:
+    for registration in list(program.registrations):
+        keeper.end_program(registration, program.program_id)
 
 
 programs = ProgramRegistry()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from autellix._faults import safely
 from autellix._ids import ids
 from autellix._programs.registry import programs
 from autellix._programs.remote import context_of, enter_remote, leave_remote
@@ -16,8 +15,6 @@ from autellix_wire.priorities import PRIORITIES
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
-
-    from autellix._programs.program import ClientProgram
 
 
 MAX_STEP = 10**12
@@ -64,8 +61,7 @@ class ProgramScope(Scope):
     def _close(self, thread: ProgramThread) -> None:
         previous = thread.previous
         is_branch = previous is not None and previous.program is thread.program
-        if programs.close(thread.program, None if is_branch else thread.progress()):
-            safely(_report_end, thread.program)
+        programs.close(thread.program, None if is_branch else thread.progress())
 
 
 class ThreadScope(Scope):
@@ -146,14 +142,7 @@ def end_program(program_id: str) -> None:
     Raises:
         ValueError: if the id breaks the wire rules.
     """
-    program = programs.end_suspended(check_id(program_id, "program_id"))
-    if program is not None:
-        safely(_report_end, program)
-
-
-def _report_end(program: ClientProgram) -> None:
-    for registration in list(program.registrations):
-        keeper.end_program(registration, program.program_id)
+    programs.end_suspended(check_id(program_id, "program_id"))
 
 
 def _check_expected(value: int | None, field: str) -> int | None:
