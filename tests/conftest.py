@@ -7,6 +7,7 @@ import contextlib
 import gc
 import importlib.util
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> EngineGroups | None:
     """With `--dist loadgroup`, keep tests that share an engine on one worker."""
     return EngineGroups(config, log) if config.getvalue("dist") == "loadgroup" else None
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Say what was left out, and why: what a machine has decides which tests run."""
+    reasons: Counter[str] = Counter()
+    for report in terminalreporter.stats.get("skipped", ()):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        reasons[reason.removeprefix("Skipped: ").splitlines()[0]] += 1
+    if reasons:
+        terminalreporter.section("left out")
+    for reason, count in reasons.most_common():
+        terminalreporter.line(f"{count:4}  {reason}")
 
 
 @pytest.hookimpl(wrapper=True)
