@@ -21,6 +21,7 @@ from autellix_backend.stores.base import (
     NotOwnerError,
     ProgramEnd,
     ProgramStore,
+    call_key,
 )
 from autellix_backend.stores.memory import HISTORY_CALLS
 
@@ -330,13 +331,12 @@ async def test_implicit_calls_are_found_by_their_ids(table: Table) -> None:
     store = await table.open()
     call = ImplicitCall("c", "0", conversation="s", is_nested=True, transcript="00ff", owner="me")
     source = AnswerSource("lab/p", "engine-0", call)
-    await store.keep_call("lab", source, 0.0)
-    await store.keep_answer("lab", ["a"], source, 0.0)
+    await store.keep_answer("lab", ["a", call_key("c")], source, 0.0)
     assert await store.find_calls("lab", ["unknown", "c", "a"], 1.0) == {"c": source}
     assert await store.find_calls("lab", [], 1.0) == {}
     assert await store.find_calls("other", ["c"], 1.0) == {}
     assert await store.find_answer("lab", ["c", "a"], 1.0) == source
-    await store.keep_call("lab", AnswerSource("lab/q", "engine-0", call), 2.0)
+    await store.keep_answer("lab", [call_key("c")], AnswerSource("lab/q", "engine-0", call), 2.0)
     assert await store.find_calls("lab", ["c"], 3.0) == {}
     assert await store.find_calls("lab", ["c"], 3.0 + 2 * IDLE_S) == {}
     check(store)

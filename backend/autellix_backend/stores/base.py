@@ -330,6 +330,8 @@ class ProgramStore(Protocol):
     async def keep_answer(self, tenant: str, ids: Sequence[str], source: AnswerSource, now: float) -> None:
         """Remember the source of an answer by the ids in it, until they idle as long as a program may.
 
+        The name of its call (`call_key`) is one of them, if that was implicit.
+
         An id of two programs' answers has no source any more. A full store drops a tenant's oldest ids.
         """
 
@@ -337,11 +339,8 @@ class ProgramStore(Protocol):
         """Return the source of the first id that is known, None if none is or two programs have it."""
         ...
 
-    async def keep_call(self, tenant: str, source: AnswerSource, now: float) -> None:
-        """Remember an implicit call by its id at the client, for as long and as many as answers."""
-
     async def find_calls(self, tenant: str, call_ids: Sequence[str], now: float) -> dict[str, AnswerSource]:
-        """Return the implicit calls of these ids that are known and of one program."""
+        """Return the calls of these ids whose names were kept, and are of one program."""
         ...
 
     async def program(self, program_id: str) -> ProgramView | None:

@@ -174,10 +174,6 @@ class FallbackStore(EndFeed):
         """Return the source of the first id that is known."""
         return await self._ask(lambda store: store.find_answer(tenant, ids, now))
 
-    async def keep_call(self, tenant: str, source: AnswerSource, now: float) -> None:
-        """Remember an implicit call by its id at the client."""
-        await self._ask(lambda store: store.keep_call(tenant, source, now))
-
     async def find_calls(self, tenant: str, call_ids: Sequence[str], now: float) -> dict[str, AnswerSource]:
         """Return the implicit calls of these ids that are known."""
         return await self._ask(lambda store: store.find_calls(tenant, call_ids, now))

@@ -290,11 +290,6 @@ class MemoryStore(EndFeed):
         found = next((each for each in ids if self._answers.has(tenant, each)), None)
         return None if found is None else self._answers.use(tenant, found, now)
 
-    async def keep_call(self, tenant: str, source: AnswerSource, now: float) -> None:
-        """Remember an implicit call by its id at the client."""
-        assert source.implicit is not None
-        await self.keep_answer(tenant, (call_key(source.implicit.call_id),), source, now)
-
     async def find_calls(self, tenant: str, call_ids: Sequence[str], now: float) -> dict[str, AnswerSource]:
         """Return the implicit calls of these ids that are known."""
         found = {each: await self.find_answer(tenant, (call_key(each),), now) for each in call_ids}

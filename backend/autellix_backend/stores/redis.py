@@ -261,11 +261,6 @@ class RedisStore:
         found = await self._scripts.run("find_answer", self._gateway, argument)
         return decode_source(found) if found else None
 
-    async def keep_call(self, tenant: str, source: AnswerSource, now: float) -> None:
-        """Remember an implicit call by its id at the client."""
-        assert source.implicit is not None
-        await self.keep_answer(tenant, (call_key(source.implicit.call_id),), source, now)
-
     async def find_calls(self, tenant: str, call_ids: Sequence[str], now: float) -> dict[str, AnswerSource]:
         """Return the implicit calls of these ids that are known."""
         if not call_ids:

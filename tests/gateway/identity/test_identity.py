@@ -18,7 +18,7 @@ from autellix_backend.gateway.identity.identity import Identity, IdentityResolve
 from autellix_backend.gateway.tenancy.tenants import Tenant
 from autellix_backend.observe.metrics import MAX_VENDOR_HEADERS, GatewayMetrics
 from autellix_backend.settings import GatewaySettings
-from autellix_backend.stores.base import AnswerSource
+from autellix_backend.stores.base import AnswerSource, call_key
 from autellix_backend.stores.memory import MemoryStore
 
 
@@ -266,8 +266,7 @@ def settle(calls: Calls, identity: Identity, *ids: str, tenant: str = "", is_ope
     """Keep what the registry keeps of a settled implicit call."""
     assert identity.implicit is not None
     source = AnswerSource(identity.program, "e", replace(identity.implicit, calls_tools=is_open))
-    asyncio.run(calls.store.keep_call(tenant, source, calls.now))
-    asyncio.run(calls.store.keep_answer(tenant, ids, source, calls.now))
+    asyncio.run(calls.store.keep_answer(tenant, [*ids, call_key(identity.call)], source, calls.now))
 
 
 RESULT = {"role": "tool", "tool_call_id": "call_a1b2c3d4e5", "content": "x"}

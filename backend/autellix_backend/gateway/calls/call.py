@@ -21,7 +21,7 @@ from autellix_backend.gateway.tenancy.tenants import Tenant
 from autellix_backend.observe.settled_call import Outcome, SettledCall
 from autellix_backend.reports.receipt import Receipt
 from autellix_backend.reports.report import EngineReport
-from autellix_backend.stores.base import AnswerSource, CallEnd, CallStart, Inherited
+from autellix_backend.stores.base import AnswerSource, CallEnd, CallStart, Inherited, call_key
 
 FURTHER_REPORTS = 256
 OWN_PREFIX = "x-autellix-"
@@ -112,8 +112,9 @@ class GatewayCall(QueuedCall):
 
     @property
     def answer_ids(self) -> list[str]:
-        """Return the ids in its answer by which later calls are known to be its program's."""
-        return self.tool_calls if self.response_id is None else [self.response_id, *self.tool_calls]
+        """Return the ids by which later calls are known to be its program's: its answer's, and its own."""
+        ids = self.tool_calls if self.response_id is None else [self.response_id, *self.tool_calls]
+        return ids if self.identity.implicit is None else [*ids, call_key(self.identity.call)]
 
     @property
     def answer_source(self) -> AnswerSource:

@@ -233,11 +233,8 @@ class CallRegistry:
                 # The boundary to other parts: one that fails must not leave the call open in the table.
                 logger.exception("a subscriber to settled calls failed")
         await self._store.settle(end, now)
-        source, tenant = call.answer_source, call.tenant.name
         if call.answer_ids:
-            await self._store.keep_answer(tenant, call.answer_ids, source, now)
-        if source.implicit is not None:
-            await self._store.keep_call(tenant, source, now)
+            await self._store.keep_answer(call.tenant.name, call.answer_ids, call.answer_source, now)
         return receipt
 
     def _new_class(self, call: GatewayCall) -> str | None:
