@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import importlib.util
+import os
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
@@ -24,6 +25,10 @@ from autellix_backend.settings import EngineSettings, Settings
 from autellix_lab.demo.model import DEMO_MODEL_NAME, build_demo_model
 
 LIVE_STARTUP_S = 600.0
+
+LOCAL = "127.0.0.1,localhost,::1"
+# All that the tests serve is here, and a proxy of the machine's would not find it. Packages may come through it.
+os.environ["NO_PROXY"] = os.environ["no_proxy"] = f"{os.environ.get('NO_PROXY', '')},{LOCAL}".lstrip(",")
 
 # No example is judged by its time, for others may be busy beside it; each run has the same ones.
 settings.register_profile(
