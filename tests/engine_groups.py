@@ -24,6 +24,7 @@ GROUPS = {
     "tests/integrations/test_real_backend.py": "live_engine",
     "tests/lab/cli/test_bench.py": "live_engine",
     "tests/vllm_plugin/test_offload.py": "engine_worker",
+    "tests/vllm_plugin/test_offline_agents.py": "engine_worker",
     "tests/vllm_plugin/test_scheduler.py": "engine_worker",
     "tests/vllm_plugin/test_tenants.py": "engine_worker",
     "tests/lab/demo/test_live.py": "demo",

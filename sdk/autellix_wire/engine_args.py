@@ -5,6 +5,8 @@ from __future__ import annotations
 PROGRAM = "autellix_program"
 CALL = "autellix_call"
 THREAD = "autellix_thread"
+PARENTS = "autellix_parents"
+"""The calls that it depends on, as in the header of parents; absent where a gateway has looked them up."""
 SERVICE_S = "autellix_service_s"
 """The service that the call starts with by the policy."""
 PROGRAM_SERVICE_S = "autellix_program_service_s"

@@ -29,8 +29,8 @@ def needs(*modules: str) -> pytest.MarkDecorator:
 
 def test_each_example_has_a_test() -> None:
     tested = {name.removeprefix("test_") for name in globals() if name.startswith("test_")}
-    # With a real engine, in `test_at_a_gateway`.
-    tested.add("grpo")
+    # With real engines, in `test_at_a_gateway` and `tests/vllm_plugin/test_offline_agents`.
+    tested |= {"grpo", "offline_agents"}
     assert {path.stem for path in EXAMPLES.glob("*.py")} <= tested
 
 

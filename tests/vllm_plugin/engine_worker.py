@@ -710,6 +710,13 @@ def _build_model(directory: Path) -> None:
     LlamaForCausalLM(config).save_pretrained(directory)
 
 
+def _run_agents(message: dict[str, Any]) -> dict[str, Any]:
+    """Run agents with vLLM's own API and the client, which the other scenarios do without."""
+    from tests.vllm_plugin import offline_agents
+
+    return offline_agents.run(message["agents"], Path(message["seen"]), is_async=message["is_async"])
+
+
 def main() -> None:
     """Serve scenarios until standard input ends."""
     replies = os.fdopen(int(sys.argv[1]), "w")
@@ -723,6 +730,8 @@ def main() -> None:
                 reply = _compare_queues(message["compare_queues"])
             elif "compare_swaps" in message:
                 reply = _compare_swaps(message["compare_swaps"])
+            elif "agents" in message:
+                reply = _run_agents(message)
             else:
                 reply = _run(message | {"model": str(model)})
         except Exception:  # noqa: BLE001 -- process boundary: the test reads the error

@@ -147,3 +147,15 @@ def test_extra_args_of_another_kind_are_ignored(extra_args: Any) -> None:
 def test_an_unknown_priority_is_the_default_one(value: Any) -> None:
     """Nothing that a request states can fail the engine."""
     assert read_identity("r", {"autellix_priority": value}, None).arrival.priority is Priority.DEFAULT
+
+
+@pytest.mark.parametrize(("value", "expected"), [("-", ()), ("a", ("a",)), ("a,b", ("a", "b"))])
+def test_reads_the_parents(value: Any, expected: tuple[str, ...]) -> None:
+    assert read_identity("r", {"autellix_parents": value}, None).arrival.parents == expected
+
+
+@pytest.mark.parametrize(
+    "value", ["", ",", "a,\n", "a," + "x" * 257, ",".join("a" * 65), 7, None, ["a"], b"a"]
+)
+def test_unusable_parents_are_unknown(value: Any) -> None:
+    assert read_identity("r", {"autellix_parents": value}, None).arrival.parents is None

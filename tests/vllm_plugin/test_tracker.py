@@ -104,6 +104,26 @@ def test_children_of_a_call_are_tracked_apart(tracker: CallTracker) -> None:
     assert [account.request_id for account in accounts] == ["0_r", "1_r"]
 
 
+@pytest.mark.parametrize(("policy", "inherited_s"), [("atlas-dag", 2.0), ("atlas", 5.0)])
+def test_a_call_follows_the_parents_that_its_client_names(policy: str, inherited_s: float) -> None:
+    """By the ids of the client: the engine has requests of its own ids."""
+    tracker = CallTracker(PluginSettings(scheduler=SchedulerConfig(policy=policy)))
+    for call_id, cost_s in (("short", 2.0), ("long", 5.0)):
+        tracker.arrive(f"r-{call_id}", identity(call_id, parents=()), 0.0)
+        tracker.start(f"r-{call_id}", 0.0, cached_tokens=0)
+        tracker.charge(StepTokens(decoded={f"r-{call_id}": 1}), cost_s, 1.0)
+    for call_id in ("short", "long"):
+        tracker.close(f"r-{call_id}", 1.0, **DONE)
+    tracker.arrive("r-next", identity("next", parents=("short",)), 1.0)
+    tracker.arrive("r-join", identity("join", parents=("short", "long")), 1.0)
+    tracker.arrive("r-unknown", identity("unknown", parents=("short", "elsewhere")), 1.0)
+
+    inherited = [
+        tracker.machine.call(f"r-{name}").inherited_service_s for name in ("next", "join", "unknown")
+    ]
+    assert inherited == [inherited_s, 5.0, 5.0]
+
+
 def test_a_gateways_program_lives_as_long_as_its_calls(tracker: CallTracker) -> None:
     """With a gateway in front the entry goes with the last active call."""
     tracker.arrive("a", identity(service_s=3.0), 0.0)

@@ -44,6 +44,8 @@ class Arrival:
     """The service that the call itself starts with, for policies that read parents; None if not looked up."""
     parents: Sequence[str] | None = None
     """The calls that this one follows, for policies that read parents; None if unknown."""
+    path_id: str | None = None
+    """The name by which later calls know it as their parent, if that is not its id here."""
     expected_s: float | None = None
     """Expected service (s) of the call (`sjf`) or of its program from here on (`hinted`, `srpt`)."""
     age_s: float | None = None

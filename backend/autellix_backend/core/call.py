@@ -101,6 +101,8 @@ class Call:
     """Whether it waits for its client to send more, and not for a slot."""
     arrival_s: float
     inherited_service_s: float
+    path_id: str | None = None
+    """The name by which later calls know it as their parent, if that is not its id here."""
     is_running: bool = False
     """Whether it holds a slot."""
     level: int = 1

@@ -147,6 +147,7 @@ class Machine:
             arrival_s=now,
             waiting_since_s=now,
             inherited_service_s=self._inherited(program, arrival),  # Alg. 1, line 11
+            path_id=arrival.path_id,
             expected_s=arrival.expected_s,
             return_s=arrival.return_s,
             is_pinned=arrival.is_pinned,
@@ -424,6 +425,7 @@ class Machine:
             service_s=record.service_s,
             wait_s=record.table_wait_s,
             work=work,
+            path_id=call.path_id,
         )
         if call.is_admitted:
             self.shares.leave(call)  # Alg. 1, line 18

@@ -13,6 +13,7 @@ from autellix_backend.core.arrival import Arrival
 from autellix_backend.core.priority import Priority
 from autellix_backend.reports.request_ids import args_in
 from autellix_wire import engine_args
+from autellix_wire.ids import InvalidIdError, parse_parents
 
 MAX_ID_LENGTH = 320
 """Room for an id of 256 characters and the name of its tenant before it."""
@@ -69,6 +70,7 @@ def read_identity(request_id: str, extra_args: object, session_id: object) -> Ca
         weight=_weight(args.get(engine_args.WEIGHT)),
         service_s=service_s if program_service_s is None else program_service_s,
         inherited_s=service_s,
+        parents=_parents(args.get(engine_args.PARENTS)),
         wait_s=_amount(args.get(engine_args.WAIT_S)),
         expected_s=_amount(args.get(engine_args.EXPECTED_S)),
         age_s=_amount(args.get(engine_args.AGE_S)),
@@ -101,6 +103,13 @@ def _ended(value: object) -> tuple[str, ...]:
         return _ended_ids.decode(value)
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
         return ()
+
+
+def _parents(value: object) -> tuple[str, ...] | None:
+    try:
+        return parse_parents(value, engine_args.PARENTS) if isinstance(value, str) else None
+    except InvalidIdError:
+        return None
 
 
 def _priority(value: object) -> Priority:

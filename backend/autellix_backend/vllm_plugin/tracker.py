@@ -150,7 +150,12 @@ class CallTracker:
         if self._needs_contexts:
             context = self._contexts.arrive(arrival.program_id, request_id, block_hashes, prompt_tokens)
         arrival = replace(
-            arrival, call_id=request_id, expected_s=expected_s, context=context, is_pinned=is_prefilled
+            arrival,
+            call_id=request_id,
+            path_id=identity.call_id,
+            expected_s=expected_s,
+            context=context,
+            is_pinned=is_prefilled,
         )
         machine.arrive(arrival, now)
         self._calls[request_id] = _Tracked(

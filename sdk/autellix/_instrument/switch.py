@@ -89,6 +89,8 @@ INSTRUMENTORS = {
     "trio._core._run": "autellix._instrument.spawns:instrument_trio",
     "trio._core._thread_cache": "autellix._instrument.spawns:instrument_trio_threads",
     "uvloop": "autellix._instrument.spawns:instrument_uvloop",
+    "vllm.v1.engine.async_llm": "autellix._instrument.vllm:instrument_engine",
+    "vllm.v1.engine.llm_engine": "autellix._instrument.vllm:instrument_engine",
     "autogen_agentchat.agents": "autellix_autogen._teams:instrument_agents",
     "autogen_agentchat.teams": "autellix_autogen._teams:instrument_teams",
     "autogen_core": "autellix_autogen._runtime:instrument_core",

@@ -13,6 +13,8 @@ from autellix._programs.progress import join
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections import deque
+
     from autellix._programs.end_signal import EndSignal
     from autellix._programs.progress import Progress
     from autellix._sessions.session import Registration
@@ -57,6 +59,8 @@ class ClientProgram:
         self.calls_made = 0
         self.registrations: dict[Registration, None] = {}
         """Of the sessions that its calls were in: where its end is reported."""
+        self.engines: dict[int, deque[str]] = {}
+        """Of each engine of this process that it has called, the ends that wait for the next request."""
         self.frontier: tuple[str, ...] | None = ()
         """The frontier after the last turn, for a program of several turns."""
         self.free_thread_ids: list[int] = []

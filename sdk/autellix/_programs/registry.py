@@ -111,6 +111,8 @@ class ProgramRegistry:
 def _report_end(program: ClientProgram) -> None:
     for registration in list(program.registrations):
         keeper.end_program(registration, program.program_id)
+    for ended in list(program.engines.values()):
+        ended.append(program.program_id)
 
 
 programs = ProgramRegistry()

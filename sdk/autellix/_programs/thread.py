@@ -61,6 +61,8 @@ class ProgramThread:
     is_joined = False
     """Whether its ancestors know of it."""
     is_truncated = False
+    added: tuple[str, tuple[str, ...] | None] | None = None
+    """The last request that it has added to an engine of this process, and the calls that it depends on."""
     _thread_id: int | None = None
     _free_thread_ids: list[int] | None = None
 

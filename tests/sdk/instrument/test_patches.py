@@ -19,6 +19,8 @@ CHECK = """
     warnings.simplefilter("ignore")
     autellix.instrument(raw_http=True)
     for name in INSTRUMENTORS:
+        if name.startswith("vllm."):
+            continue
         try:
             importlib.import_module(name)
         except (ImportError, AttributeError):
@@ -36,7 +38,7 @@ CHECK = """
 
 
 def test_every_patch_takes_any_argument_and_finds_its_place(run_script: Callable[..., str]) -> None:
-    """With each library that is installed."""
+    """With each library that is installed but vLLM, which loads for half a minute; its engines are tested."""
     # Without a look at the network, of which LiteLLM warns.
     count, closed, missing = json.loads(run_script(CHECK, LITELLM_LOCAL_MODEL_COST_MAP="True"))
     assert count > 30
