@@ -164,9 +164,9 @@ async def test_pydantic_ai(backend: RecordingBackend, client: Any) -> None:
     assert result.output == "done"
 
 
-@pytest.mark.parametrize("is_awaited_inside", [True, False])
-async def test_llama_index(backend: RecordingBackend, client: Any, is_awaited_inside: bool) -> None:
-    """Its handler may be awaited after the scope in which the run was started."""
+@pytest.mark.parametrize("has_scope", [True, False])
+async def test_llama_index(backend: RecordingBackend, client: Any, has_scope: bool) -> None:
+    """Its handler is awaited after the scope around its start, and after the call that starts it."""
     workflow: Any = pytest.importorskip("llama_index.core.agent.workflow")
     openai_like: Any = pytest.importorskip("llama_index.llms.openai_like")
     llm = openai_like.OpenAILike(
@@ -180,12 +180,11 @@ async def test_llama_index(backend: RecordingBackend, client: Any, is_awaited_in
 
     tools = list(make_tools(client).values())
     agent = workflow.FunctionAgent(tools=tools, llm=llm, streaming=False)
-    with researching(backend, "researcher"):
-        with autellix.program("researcher"):
+    with researching(backend, "researcher" if has_scope else "Agent"):
+        with autellix.program("researcher") if has_scope else contextlib.nullcontext():
             handler = agent.run("question")
-            if is_awaited_inside:
-                await handler
         assert str(await handler) == "done"
+    await asyncio.to_thread(backend.wait_for, "DELETE", "/programs/")
 
 
 async def test_agno(backend: RecordingBackend, client: Any) -> None:

@@ -357,6 +357,9 @@ async def test_runs_of_openai_agents_are_programs(agent: Caller) -> None:
         model = agents.OpenAIChatCompletionsModel(model="m", openai_client=client)
         writer = agents.Agent(name="writer", model=model)
         await asyncio.gather(*(agents.Runner.run(writer, f"task {number}") for number in range(3)))
-    assert len(agent.backend.programs()) == 3
+        streamed = agents.Runner.run_streamed(writer, "streamed")
+        async for _ in streamed.stream_events():
+            pass
+    assert len(agent.backend.programs()) == 4
     assert set(agent.programs().values()) == {"writer"}
-    assert len(agent.backend.wait_for("DELETE", "/programs/", count=3)) == 3
+    assert len(agent.backend.wait_for("DELETE", "/programs/", count=4)) == 4
