@@ -5,7 +5,7 @@ from __future__ import annotations
 from autellix._faults import safely
 from autellix._instrument.calls import headers
 from autellix._instrument.switch import configure, instrument, start, uninstrument
-from autellix._scopes.api import current, program, propagate, session, thread
+from autellix._scopes.api import current, detached, program, propagate, session, thread
 from autellix._scopes.scope import CurrentIdentity as Identity
 from autellix._scopes.scopes import end_program
 
@@ -14,6 +14,7 @@ __all__ = [
     "Receipt",
     "configure",
     "current",
+    "detached",
     "end_program",
     "headers",
     "instrument",

@@ -10,13 +10,14 @@ from autellix._programs.progress import Progress
 from autellix._programs.running import attach, running_thread, switch_to, thread_of
 from autellix._programs.thread import ProgramThread
 from autellix._receipts import FIELD, keep, kept
-from autellix._scopes.scopes import ProgramScope, end_program, root_scope
+from autellix._scopes.scopes import DetachedScope, ProgramScope, end_program, root_scope
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
 __all__ = [
+    "DetachedScope",
     "FanOut",
     "Patches",
     "ProgramScope",

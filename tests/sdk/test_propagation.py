@@ -712,10 +712,11 @@ async def test_eager_tasks_made_directly(agent: Agent) -> None:
 @row(
     "a task or thread that serves other programs, such as a batcher that the first one starts",
     "a task stays in the program that started it, a thread while that is open; the client cannot tell it "
-    "from other work",
+    "from other work: start it in `autellix.detached()`",
     "limit",
 )
-async def test_batcher_that_one_program_has_started_serves_others(agent: Agent) -> None:
+@pytest.mark.parametrize("is_detached", [False, True])
+async def test_batcher_that_one_program_has_started_serves_others(agent: Agent, is_detached: bool) -> None:
     jobs: asyncio.Queue[str | None] = asyncio.Queue()
 
     async def serve() -> None:
@@ -723,13 +724,14 @@ async def test_batcher_that_one_program_has_started_serves_others(agent: Agent) 
             await agent.aask(job)
 
     async with autellix.program("first"):
-        batcher = asyncio.create_task(serve())
+        with autellix.detached() if is_detached else contextlib.nullcontext():
+            batcher = asyncio.create_task(serve())
         await agent.aask("root")
     async with autellix.program("second", id="batched", ends=False):
         await jobs.put("second's")
         await jobs.put(None)
         await batcher
-    assert agent.programs() == {"root": "first", "second's": "first"}
+    assert agent.programs() == {"root": "first", "second's": None if is_detached else "first"}
 
 
 def test_worker_of_one_turn_is_not_part_of_the_next(agent: Agent) -> None:

@@ -1,10 +1,11 @@
-"""Patches LangChain and LangGraph: every callback manager gets a handler, and three gaps are closed.
+"""Patches LangChain and LangGraph: every callback manager gets a handler, and four gaps are closed.
 
 - Some `batch` methods start all their runs at once and take them through each step together, `abatch` in
   tasks that end before the work begins. Such a batch is one program, opened around the method.
 - Steps of a graph, and parallel runnables, submit their branches one by one. None of these depends on
   another, even if that one finishes before the last is submitted.
 - From Python 3.12 LangGraph makes tasks with `asyncio.eager_task_factory`, past the event loop's own method.
+- A store that embeds has one task for all its users, which the first of them starts.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from autellix.integration import (
+    DetachedScope,
     FanOut,
     around,
     around_async,
@@ -158,6 +160,11 @@ def _last_chunk(chunk: Any) -> Any:
 def instrument_graphs(patches: Patches, module: ModuleType) -> None:
     """Note where each graph is compiled."""
     patches.apply(module, "Pregel.__init__", on_init(note_origin))
+
+
+def instrument_stores(patches: Patches, module: ModuleType) -> None:
+    """Detach the task of a store that embeds for all its users; the first of them starts it."""
+    patches.apply(module, "AsyncBatchedBaseStore._ensure_task", DetachedScope())
 
 
 def instrument_steps(patches: Patches, module: ModuleType) -> None:

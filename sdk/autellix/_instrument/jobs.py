@@ -1,4 +1,4 @@
-"""Makes each job of Celery and dramatiq a program, named after its task or actor."""
+"""Makes each job of Celery and dramatiq a program, named after its task or actor; keeps Dask out of all."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from autellix._instrument.patches import around
 from autellix._programs.registry import programs
 from autellix._programs.running import find_running_thread
 from autellix._propagation import propagation
-from autellix._scopes.scopes import ProgramScope
+from autellix._scopes.scopes import DetachedScope, ProgramScope
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -80,3 +80,8 @@ def _open_actor(actor: Any, *_args: object, **_kwargs: object) -> OpenJob | None
 def instrument_dramatiq(patches: Patches, module: ModuleType) -> None:
     """Open a program around each run of an actor."""
     patches.apply(module, "Actor.__call__", around(_open_actor))
+
+
+def instrument_dask(patches: Patches, module: ModuleType) -> None:
+    """Detach the threads and tasks of a client and its cluster, which serve all programs."""
+    patches.apply(module, "Client.__init__", DetachedScope())

@@ -65,6 +65,7 @@ INSTRUMENTORS = {
     "concurrent.futures._base": "autellix._instrument.spawns:instrument_futures",
     "concurrent.futures.process": "autellix._instrument.processes:instrument_process_pool",
     "concurrent.futures.thread": "autellix._instrument.spawns:instrument_pool",
+    "distributed.client": "autellix._instrument.jobs:instrument_dask",
     "django.core.handlers.asgi": "autellix._instrument.web_servers:instrument_requests",
     "django.core.handlers.wsgi": "autellix._instrument.web_servers:instrument_requests",
     "dramatiq.actor": "autellix._instrument.jobs:instrument_dramatiq",
@@ -102,6 +103,7 @@ INSTRUMENTORS = {
     "langgraph._internal._future": "autellix_langchain._patches:instrument_eager_tasks",
     "langgraph.pregel.main": "autellix_langchain._patches:instrument_graphs",
     "langgraph.pregel._runner": "autellix_langchain._patches:instrument_steps",
+    "langgraph.store.base.batch": "autellix_langchain._patches:instrument_stores",
     **dict.fromkeys(ROOT_RUNS, "autellix._instrument.root_runs:instrument_root_runs"),
 }
 """The function that patches each module, as `module:function(patches, module)`; imported with the module."""

@@ -96,11 +96,16 @@ def running_thread() -> ProgramThread:
     """Return the running program thread; outside of all scopes, a thread of the implicit program."""
     thread = find_running_thread()
     if thread is None:
-        implicit = programs.implicit
-        # Before the program's first call every thread is a root; later its dependencies are unknown.
-        thread = ProgramThread(implicit, None if implicit.has_called else ())
+        thread = thread_outside()
         switch_to(thread)
     return thread
+
+
+def thread_outside() -> ProgramThread:
+    """Return a new thread of the implicit program."""
+    implicit = programs.implicit
+    # Before the program's first call every thread is a root; later its dependencies are unknown.
+    return ProgramThread(implicit, None if implicit.has_called else ())
 
 
 def find_running_thread() -> ProgramThread | None:

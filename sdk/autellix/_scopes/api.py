@@ -5,7 +5,7 @@ from __future__ import annotations
 from autellix._faults import safely
 from autellix._programs.running import running_thread
 from autellix._scopes.scope import CurrentIdentity, identity_of
-from autellix._scopes.scopes import BranchScope, ProgramScope, SessionScope, ThreadScope
+from autellix._scopes.scopes import BranchScope, DetachedScope, ProgramScope, SessionScope, ThreadScope
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -107,3 +107,16 @@ def propagate(function: F) -> F:
     """
     origin = safely(lambda: running_thread().branch())
     return function if origin is None else BranchScope(origin)(function)
+
+
+def detached() -> DetachedScope:
+    """Keep what runs or is started inside out of the caller's program; use it in `with` or as a decorator.
+
+    For a thread or task that serves other programs as well, such as the worker of a queue that the first one
+    starts: its calls would be that one's for as long as it is open, and a task would keep it open.
+
+        with autellix.detached():
+            worker = threading.Thread(target=serve, daemon=True)
+            worker.start()
+    """
+    return DetachedScope()

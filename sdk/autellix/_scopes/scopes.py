@@ -5,7 +5,7 @@ from __future__ import annotations
 from autellix._ids import ids
 from autellix._programs.registry import programs
 from autellix._programs.remote import context_of, enter_remote, leave_remote
-from autellix._programs.running import running_thread
+from autellix._programs.running import running_thread, thread_outside
 from autellix._programs.thread import ProgramThread
 from autellix._scopes.scope import Scope
 from autellix._sessions.keeper import keeper
@@ -101,6 +101,13 @@ class BranchScope(Scope):
         # The user has said that it belongs there.
         thread.is_lasting = True
         return thread
+
+
+class DetachedScope(Scope):
+    """A scope outside of all programs and sessions."""
+
+    def _open(self, previous: ProgramThread | None) -> ProgramThread:
+        return thread_outside().nested_in(previous)
 
 
 class SessionScope(Scope):

@@ -1,14 +1,16 @@
-"""Jobs of Celery and dramatiq are programs; each test needs its library, and is skipped without."""
+"""Jobs of Celery and dramatiq are programs, and Dask is in none; tests need their library, or are skipped."""
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+import threading
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
 import autellix
 from autellix._instrument import jobs
+from autellix._instrument.patches import Patches
 from autellix.integration import root_scope
 
 
@@ -75,3 +77,25 @@ def test_each_run_of_an_actor_is_a_program(sdk: None) -> None:
         worker.stop()
     assert [name for name, _ in seen] == ["answer", "answer"]
     assert len({program_id for _, program_id in seen}) == 2
+
+
+def test_the_threads_of_a_dask_client_are_in_no_program(sdk: None) -> None:
+    """Its cluster in this process too; it is made with the client."""
+    names: list[str | None] = []
+
+    class Client:
+        def __init__(self) -> None:
+            self.thread = threading.Thread(target=lambda: names.append(autellix.current().name))
+            self.thread.start()
+
+    module: Any = ModuleType("distributed.client")
+    module.Client = Client
+    patches = Patches()
+    jobs.instrument_dask(patches, module)
+    outside = autellix.current().name
+    with autellix.program("first"):
+        client = Client()
+        client.thread.join()
+        assert autellix.current().name == "first"
+    assert names == [outside]
+    patches.revert()
