@@ -478,6 +478,28 @@ def adapters(*, busy: int) -> dict[str, Any]:
     return {"preemptions": engine.plugin.decisions.slot_preemptions, "steps": steps}
 
 
+def tenants(*, policy: str, names: list[str], has_cache: bool, options: dict[str, Any]) -> dict[str, Any]:
+    """Let four calls arrive whose prompts take many steps, and of which memory holds one; count the steps."""
+    prompts = [random.Random(number).randrange(200, 227) for number in range(4)]
+    steps = []
+    for scheduler in (None, {"policy": policy, **options}):
+        engine = Engine(
+            scheduler,
+            blocks=17,
+            step_s=0.3,
+            max_num_batched_tokens=64,
+            long_prefill_token_threshold=8,
+            enable_prefix_caching=has_cache,
+        )
+        for number, prompt in enumerate(prompts):
+            tenant = names[number % len(names)]
+            arguments = {"autellix_tenant": tenant} if tenant else {}
+            engine.add(f"call-{number}", prompt, 4, f"{tenant}-{number}", extra_args=arguments)
+            engine.step()
+        steps.append(engine.finish())
+    return {"stock": steps[0], "ours": steps[1]}
+
+
 SCENES: tuple[Callable[..., dict[str, Any]], ...] = (
     rotation,
     prices,
@@ -492,6 +514,7 @@ SCENES: tuple[Callable[..., dict[str, Any]], ...] = (
     moved,
     cadence,
     adapters,
+    tenants,
 )
 
 

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from autellix_backend.core.names import POLICY_NAMES
+
 # The first test pays for vLLM's imports, on a machine that may be busy.
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
 
@@ -117,3 +119,16 @@ def test_no_call_gives_way_to_one_whose_adapter_finds_no_place(
 ) -> None:
     """Calls of one LoRA adapter keep the only place for one, unless all of them give way together."""
     assert play(scenes, "adapters", busy=busy) == {"preemptions": preemptions, "steps": steps}
+
+
+@pytest.mark.parametrize("has_cache", [False, True])
+@pytest.mark.parametrize("names", [["a", "b"], [""]])
+# The engine has no true sizes.
+@pytest.mark.parametrize("policy", sorted(set(POLICY_NAMES) - {"srpt"}))
+def test_prompts_that_do_not_fit_together_stop_no_engine(
+    scenes: Any, policy: str, names: list[str], has_cache: bool
+) -> None:
+    """All steps take equally long, so that no preemption has a price in seconds."""
+    for options in ({}, {"preemption": "always"}, {"preemption": "never"}, {"admission": "working_set"}):
+        steps = play(scenes, "tenants", policy=policy, names=names, has_cache=has_cache, options=options)
+        assert steps["ours"] <= 1.5 * steps["stock"], options

@@ -9,6 +9,7 @@ from autellix_backend.core.preemption import has_earned
 from autellix_backend.vllm_plugin.engine_state import SchedulerState
 from autellix_backend.vllm_plugin.host_tier import HostTier
 from autellix_backend.vllm_plugin.preemption import PreemptionPrices
+from autellix_backend.vllm_plugin.ranks import rank_of
 from autellix_backend.vllm_plugin.tracker import CallTracker
 
 # vLLM may skip a request for reasons of its own (LoRA slots, a connector): a slot that was freed for it and
@@ -48,6 +49,8 @@ class StepDecisions:
             self._reposition(change.call_id)
             call = self._machine.call(change.call_id)
             if call.group is not None:
+                # Also if the call itself has a place among all tenants.
+                self._engine.order.move_group(rank_of(call))
                 moved = self._machine.holding_of(call.program_id)
                 self._engine.order.rerank_running(each.call_id for each in moved)
         if is_paused or is_holding:

@@ -83,9 +83,18 @@ class SchedulerState:
         return int(self._scheduler.requests[request_id].num_tokens)
 
     def is_preemptible(self, request: Request) -> bool:
-        """Whether a request runs and is not about to leave by itself."""
+        """Whether a request runs and is not about to leave by itself.
+
+        Any token may end a part of a streaming session, and vLLM 0.32 loses one that has been preempted
+        meanwhile.
+        """
         is_running = request.status == RequestStatus.RUNNING
-        return is_running and not _is_last_token_in_flight(request, self._scheduler.max_model_len)
+        may_end = request.resumable and request.num_in_flight_tokens
+        return (
+            is_running
+            and not may_end
+            and not _is_last_token_in_flight(request, self._scheduler.max_model_len)
+        )
 
     def with_adapters(self, entering: Sequence[Request], staying: Iterable[Request]) -> list[Request]:
         """Return the requests whose LoRA adapters find a place beside those of the running ones that stay."""

@@ -175,15 +175,17 @@ class RequestOrder:
         return _given_priority(self._scheduler.requests[request_id])
 
     def reposition(self, request_id: str) -> None:
-        """Give a request, and the waiting ones that move with it, the place of its present rank."""
+        """Give a request the place of its present rank."""
         request = self._scheduler.requests[request_id]
         self.rerank(request)
-        rank = self.rank(request)
         for queue in self._queues:
             if request in queue:
                 queue.add_request(request)
-            if rank.group is not None:
-                queue.move_group(rank.group, rank.base)
+
+    def move_group(self, rank: Rank) -> None:
+        """Give the waiting requests of a group the base of this rank of one of them."""
+        for queue in self._queues:
+            queue.move_group(rank.group, rank.base)
 
     # Pauses.
 
