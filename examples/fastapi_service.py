@@ -8,7 +8,7 @@ from fastapi import FastAPI
 from openai import AsyncOpenAI
 from pydantic import BaseModel
 
-import autellix  # the only line to add
+import autellix  # noqa: F401 - the only line to add
 
 client = AsyncOpenAI(
     base_url=os.environ.get("AUTELLIX_BASE_URL", "http://127.0.0.1:8000/v1"),

@@ -27,7 +27,7 @@ from autellix_lab.demo.model import DEMO_MODEL_NAME, build_demo_model
 LIVE_STARTUP_S = 600.0
 
 LOCAL = "127.0.0.1,localhost,::1"
-# All that the tests serve is here, and a proxy of the machine's would not find it. Packages may come through it.
+# All that the tests serve is here, where a proxy would not find it. Packages may come through one.
 os.environ["NO_PROXY"] = os.environ["no_proxy"] = f"{os.environ.get('NO_PROXY', '')},{LOCAL}".lstrip(",")
 
 # No example is judged by its time, for others may be busy beside it; each run has the same ones.
