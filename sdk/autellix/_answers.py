@@ -34,12 +34,14 @@ def _finish(message: Mapping[str, Any]) -> str:
 
 
 def _chat_chunks(message: dict[str, Any]) -> list[dict[str, Any]]:
-    tool_calls = [{"index": index, **call} for index, call in enumerate(message.get("tool_calls") or ())]
-    delta = {**message, "tool_calls": tool_calls} if tool_calls else message
-    choices = [
-        [{"index": 0, "delta": delta, "finish_reason": None}],
-        [{"index": 0, "delta": {}, "finish_reason": _finish(message)}],
+    text = {name: value for name, value in message.items() if name != "tool_calls"}
+    # A chunk for each, as of engines: LlamaIndex reads one tool call of a chunk.
+    calls = [
+        {"tool_calls": [{"index": index, **call}]}
+        for index, call in enumerate(message.get("tool_calls") or ())
     ]
+    choices = [[{"index": 0, "delta": delta, "finish_reason": None}] for delta in (text, *calls)]
+    choices.append([{"index": 0, "delta": {}, "finish_reason": _finish(message)}])
     shared = {"id": "chat-1", "object": "chat.completion.chunk", "created": 1, "model": "recording"}
     return [{**shared, "choices": choice} for choice in choices]
 
