@@ -81,8 +81,7 @@ def name_branch(node: str) -> None:
     A step with one node runs on the thread of the graph itself, which goes on to other nodes.
     """
     thread = running_thread()
-    starter = thread.ancestors[0]() if thread.ancestors else None
-    if starter is not None and starter.branch_point is not None and thread.frontier == thread.inherited:
+    if thread.is_fanned_out and thread.frontier == thread.inherited:
         thread.name = thread.name or node
 
 

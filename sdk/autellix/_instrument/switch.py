@@ -61,6 +61,7 @@ INSTRUMENTORS = {
     "asgiref.current_thread_executor": "autellix._instrument.spawns:instrument_asgiref",
     "asyncio": "autellix._instrument.spawns:instrument_eager_tasks",
     "asyncio.base_events": "autellix._instrument.spawns:instrument_asyncio",
+    "crewai.flow.flow": "autellix._instrument.joins:instrument_flows",
     "celery.signals": "autellix._instrument.jobs:instrument_celery",
     "concurrent.futures._base": "autellix._instrument.spawns:instrument_futures",
     "concurrent.futures.process": "autellix._instrument.processes:instrument_process_pool",

@@ -15,7 +15,15 @@ if TYPE_CHECKING:
 
 GENERATOR_FLAGS = 0x20 | 0x200
 """Of code objects: generators and async generators, but not coroutines."""
-SCOPE_HELPERS = frozenset({"contextlib", "_pytest.fixtures"})
+FIXTURE_TASKS = "pytest_asyncio.plugin"
+"""The module that runs each async fixture and each test in a task of its own, from one thread."""
+SCOPE_HELPERS = frozenset(
+    {
+        *("contextlib", "_pytest.fixtures", FIXTURE_TASKS, "taskiq_dependencies.ctx"),
+        # For the fixtures of AnyIO's plugin, which runs them and the tests in one task.
+        *("anyio._backends._asyncio", "anyio._backends._trio", "trio._core._run"),
+    }
+)
 """Modules that drive a generator for the scope it opens: the scope is for the code around the generator."""
 
 boundaries: dict[int, CodeType] = {}
@@ -39,6 +47,17 @@ def owner_of(frame: FrameType | None) -> FrameType | None:
         else:
             return frame
     return None
+
+
+def is_in_fixture(frame: FrameType | None) -> bool:
+    """Return whether a generator at a frame is an async fixture with a task of its own."""
+    while frame is not None and (
+        frame.f_code.co_flags & GENERATOR_FLAGS or frame.f_globals.get("__name__") in SCOPE_HELPERS
+    ):
+        if frame.f_globals.get("__name__") == FIXTURE_TASKS:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def open_scope(scope: ProgramThread, owner: FrameType) -> None:

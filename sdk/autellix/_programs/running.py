@@ -196,10 +196,13 @@ def switch_to(thread: ProgramThread | None) -> ProgramThread | None:
 def enter(scope: ProgramThread, frame: FrameType | None) -> None:
     """Enter a scope: in the generator that opens it at this frame, else in the task or thread."""
     owner = generators.owner_of(frame)
-    if owner is None:
-        switch_to(scope)
-    else:
+    if owner is not None:
         generators.open_scope(scope, owner)
+        return
+    switch_to(scope)
+    if generators.FIXTURE_TASKS in sys.modules and generators.is_in_fixture(frame):
+        # The tasks of the tests inherit from the thread.
+        scope.previous, state.local.thread = getattr(state.local, "thread", None), scope
 
 
 def leave(scope: ProgramThread) -> None:

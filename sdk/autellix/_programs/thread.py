@@ -12,6 +12,7 @@ of a `with program(...)`.
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections import deque
 
@@ -63,6 +64,8 @@ class ProgramThread:
     is_truncated = False
     added: tuple[str, tuple[str, ...] | None] | None = None
     """The last request that it has added to an engine of this process, and the calls that it depends on."""
+    is_fanned_out = False
+    """Whether it is a job of several that were submitted together."""
     _thread_id: int | None = None
     _free_thread_ids: list[int] | None = None
 
@@ -82,7 +85,10 @@ class ProgramThread:
 
     def branch(self) -> ProgramThread:
         lineage = self.lineage or self.make_lineage()
-        return ProgramThread(self.program, self.branch_frontier(), self.session, lineage)
+        branch = ProgramThread(self.program, self.branch_frontier(), self.session, lineage)
+        if self.branch_point is not None:
+            branch.is_fanned_out = True
+        return branch
 
     def sibling(self) -> ProgramThread:
         """Return another branch of the point at which this one branched."""
@@ -317,14 +323,15 @@ def _take_first(children: deque[ProgramThread] | tuple[()]) -> ProgramThread | N
 
 
 def _given_name(carrier: Any) -> str:
-    """Return the name of a task or `threading.Thread`; empty if Python or AnyIO has made it up."""
+    """Return the name of a task or `threading.Thread`; empty if Python or a library has made it up."""
     # A task has a method, a thread an attribute.
     name = carrier.get_name() if hasattr(carrier, "get_name") else getattr(carrier, "name", None)
     return name if type(name) is str and not _is_made_up(name) else ""
 
 
 def _is_made_up(name: str) -> bool:
-    """Return whether Python has numbered it, or AnyIO named it after a function such as a framework's."""
+    """Return whether Python has numbered it, or a library such as AnyIO has named it after a function."""
     if name.startswith(NUMBERED):
         return name.partition("-")[2].partition(" ")[0].isdigit()
-    return "<locals>" in name
+    module, _, function = name.partition(".")
+    return "<locals>" in name or (module in sys.modules and function.replace(".", "").isidentifier())

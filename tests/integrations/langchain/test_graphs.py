@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 import pytest
 from tests.integrations.langchain.conftest import by_invoke, by_stream
 from tests.integrations.programs import load
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, wait_until
 
 from autellix.testing import RecordingBackend, tool_call
 
 pytest.importorskip("langgraph")
 pytest.importorskip("langchain_openai")
 
+import langgraph.pregel.main
 from langchain_core.messages import HumanMessage
 from langchain_core.tools import tool
 from langgraph.func import entrypoint, task
@@ -142,6 +143,38 @@ def test_branches_are_named_after_their_nodes(
         **dict.fromkeys(("b1", "b2"), "b"),
         **dict.fromkeys(("c1", "c2"), "c"),
     }
+
+
+def test_a_branch_is_named_after_its_own_node(
+    chat: ChatOpenAI, backend: RecordingBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not after the first one of a graph inside it, however late the job begins."""
+    submit, output = BackgroundExecutor.submit, langgraph.pregel.main._output
+    between_waits = threading.Event()
+
+    def submit_(self: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
+        def late(*args: Any, **kwargs: Any) -> Any:
+            between_waits.wait(PATIENCE_S)
+            return function(*args, **kwargs)
+
+        is_late = getattr(args[0], "name", None) == "c"
+        return submit(self, late if is_late else function, *args, **kwargs)
+
+    def output_(*args: Any, **kwargs: Any) -> Any:
+        done = {call.content for call in backend.recorded}
+        if "b1" in done and threading.current_thread() is threading.main_thread():
+            between_waits.set()
+            wait_until(lambda: len(backend.recorded) >= 3)
+        return output(*args, **kwargs)
+
+    monkeypatch.setattr(BackgroundExecutor, "submit", submit_)
+    monkeypatch.setattr(langgraph.pregel.main, "_output", output_)
+    edges = [(START, "inner"), ("inner", END)]
+    inner = {name: compiled({"inner": asks(chat, f"{name}1")}, edges, "inner") for name in "bc"}
+    nodes = {"a": asks(chat, "a1"), **inner, "d": asks(chat, "d1")}
+    compiled(nodes, DIAMOND, "diamond").invoke({"parts": []})
+    names = {call.content: call.thread_name for call in backend.recorded}
+    assert names == {"a1": None, "b1": "b", "c1": "c", "d1": None}
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])

@@ -104,6 +104,10 @@ def test_a_thread_has_one_name(agent: Agent) -> None:
         ("Thread-7 (run)", None),
         ("Thread-seven", "Thread-seven"),
         ("starlette.responses.Response.__call__.<locals>.wrap", None),
+        # AnyIO names a task after its function.
+        ("asyncio.tasks._GatheringFuture.cancel", None),
+        ("nobodys.module.function", "nobodys.module.function"),
+        ("asyncio 3.14", "asyncio 3.14"),
     ],
 )
 def test_a_header_can_carry_what_is_sent(agent: Agent, given: str, sent: str | None) -> None:
