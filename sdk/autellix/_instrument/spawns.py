@@ -116,8 +116,9 @@ def _is_detached(loop: Any, context: Any) -> bool:
 
 
 def _patch_eager_factory(original: Callable[..., Any]) -> Callable[..., Any]:
-    def eager_task_factory(*args: Any, **kwargs: Any) -> Any:
-        return create_task(functools.partial(original, *args, **kwargs))
+    def eager_task_factory(loop: Any, *args: Any, **kwargs: Any) -> Any:
+        follows = not safely(_is_detached, loop, kwargs.get("context"))
+        return create_task(functools.partial(original, loop, *args, **kwargs), follows=follows)
 
     return eager_task_factory
 
