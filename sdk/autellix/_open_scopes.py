@@ -1,8 +1,8 @@
 """Counts the open scopes of programs and sessions, and finds what is open by its id. There is no lock.
 
 Work that was started in such a scope, a task or a job, keeps the thing open after the scope has been left.
-Most work ends before, and a program may start very much of it. So each scope that is left looks for what is
-still under way, and only that gets a hold.
+Most tasks end before, and a program may start very many. So each scope that is left looks for those that are
+still under way, and only these get a hold.
 
 A scope may be opened and left in a finalizer, which may run at any allocation, on top of the code that it
 has interrupted: to wait for that code would be to wait for ever. To wait for another thread is no better, for
@@ -19,7 +19,6 @@ from autellix._faults import safely
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from typing import Any, Protocol, TypeVar
 
     class Opened(Protocol):
@@ -27,13 +26,16 @@ if TYPE_CHECKING:
 
         scopes: OpenScopes
 
+    class Closes(Protocol):
+        """Who leaves a scope of such a thing."""
+
+        def close(self, thing: Any, /) -> None: ...
+
     K = TypeVar("K")
     V = TypeVar("V")
     T = TypeVar("T", bound=Opened)
 
 FIRST, ANOTHER = "first", "another"
-LEAST_NOTED = 64
-"""How much work is noted before it is looked through for what has ended."""
 
 
 class OpenScopes:
@@ -43,13 +45,12 @@ class OpenScopes:
     last scope.
     """
 
-    __slots__ = ("_marks", "_most_noted", "work")
+    __slots__ = ("_marks", "tasks")
 
     def __init__(self) -> None:
         self._marks = [FIRST]
-        self.work: dict[int, weakref.ref[Any]] | None = {}
-        """The tasks and jobs that were started here, by their addresses; None for what never ends."""
-        self._most_noted = LEAST_NOTED
+        self.tasks: dict[int, weakref.ref[Any]] | None = {}
+        """The tasks started here, by their addresses, which come again; None for what never ends."""
 
     def open(self) -> bool:
         """Open another scope, or return False if the last one has been left."""
@@ -63,57 +64,42 @@ class OpenScopes:
     def __bool__(self) -> bool:
         return self._marks[:1] == [FIRST]
 
-    def note(self, work: Any) -> None:
-        """Note a task or job that is started here."""
-        if self.work is not None:
-            self.work[id(work)] = weakref.ref(work)
-            self.forget_done()
-
-    def forget_done(self) -> None:
-        """Forget the work that has ended, if much is noted."""
-        noted = self.work
-        if noted is None or len(noted) <= self._most_noted:
-            return
-        for key, reference in list(noted.items()):
-            if (work := reference()) is None or work.done():
-                remove(noted, key, reference)
-        self._most_noted = max(LEAST_NOTED, 2 * len(noted))
-
-    def hold_for_work(self, close: Callable[[], object]) -> None:
-        """Open a scope for each task and job that is under way; its end leaves the scope by `close`."""
-        noted = self.work or {}
-        for key, reference in list(noted.items()):
-            remove(noted, key, reference)
-            if (work := reference()) is not None:
-                safely(self._hold_for, work, close)
-
-    def _hold_for(self, work: Any, close: Callable[[], object]) -> None:
-        if work.done():
-            return
-        hold, loop = Hold(self, close), work.get_loop() if hasattr(work, "get_loop") else None
-        if loop is None or loop is sys.modules["asyncio"]._get_running_loop():
-            work.add_done_callback(hold)
-            return
-        # Of a loop that is closed, the task can do nothing more.
-        with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(work.add_done_callback, hold)
-
 
 class Hold:
     """A scope that is left when its work is done; where that never happens, it goes with the work."""
 
-    __slots__ = ("_close",)
+    __slots__ = ("_owner", "_thing")
 
-    def __init__(self, scopes: OpenScopes, close: Callable[[], object]) -> None:
-        self._close = close if scopes.open() else None
+    def __init__(self, owner: Closes, thing: Opened) -> None:
+        self._owner = owner
+        self._thing = thing if thing.scopes.open() else None
 
     def __call__(self, *_: object) -> None:
         """Leave the scope."""
-        close, self._close = self._close, None
-        if close is not None:
-            safely(close)
+        thing, self._thing = self._thing, None
+        if thing is not None:
+            safely(self._owner.close, thing)
 
     __del__ = __call__
+
+
+def hold_for_tasks(owner: Closes, thing: Opened) -> None:
+    """Open a scope of a thing for each of its tasks that is under way."""
+    tasks = thing.scopes.tasks or {}
+    for key, reference in list(tasks.items()):
+        remove(tasks, key, reference)
+        if (task := reference()) is not None and not task.done():
+            safely(_hold_for, task, Hold(owner, thing))
+
+
+def _hold_for(task: Any, hold: Hold) -> None:
+    loop = task.get_loop()
+    if loop is sys.modules["asyncio"]._get_running_loop():
+        task.add_done_callback(hold)
+    else:
+        # In another thread than the loop's. If that is closed, the task can do nothing more.
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(task.add_done_callback, hold)
 
 
 def find_open(table: dict[str, T], key: str) -> T | None:

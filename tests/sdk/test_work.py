@@ -284,16 +284,23 @@ async def test_workers_of_a_queue_inside_a_program(agent: Agent) -> None:
 
 
 async def test_an_anyio_job_that_is_abandoned(agent: Agent, gated: Gated) -> None:
-    done = threading.Event()
+    started, done, scope = threading.Event(), threading.Event(), anyio.CancelScope()
 
     def work() -> None:
+        started.set()
         gated.call()
         done.set()
 
+    async def cancel() -> None:
+        await asyncio.to_thread(started.wait, PATIENCE_S)
+        scope.cancel()
+
     async with autellix.program("agent") as program:
         agent.ask("root")
-        with anyio.move_on_after(0.01):
+        canceller = asyncio.create_task(cancel())
+        with scope:
             await anyio.to_thread.run_sync(work, abandon_on_cancel=True)
+        await canceller
     assert is_open(program.program_id)
     gated.gate.set()
     await asyncio.to_thread(done.wait, PATIENCE_S)
@@ -370,15 +377,17 @@ def test_work_and_a_further_scope_with_its_id_are_one_program(agent: Agent, gate
 
 def test_work_of_a_turn(agent: Agent, gated: Gated) -> None:
     with ThreadPoolExecutor(1) as pool:
-        with autellix.program("agent", id="turns", ends=False):
+        with autellix.program("agent", id="worked turns", ends=False):
             agent.ask("first")
             job = pool.submit(gated.call)
         gated.gate.set()
         job.result()
-    with autellix.program("agent", id="turns", ends=False):
+    with autellix.program("agent", id="worked turns", ends=False):
         agent.ask("second")
     agent.expect({"first": (), "late": ("first",), "second": ("first",)})
     assert ends(agent) == []
+    autellix.end_program("worked turns")
+    agent.backend.wait_for("DELETE", "/programs/worked")
 
 
 # Nothing stays
@@ -448,17 +457,15 @@ def test_abandoned_streams_leave_nothing(balance: None) -> None:
     asyncio.run(main())
 
 
-def test_the_work_of_a_long_program_is_forgotten(sdk: None) -> None:
+def test_a_long_program_notes_no_more_tasks_than_there_are_at_once(sdk: None) -> None:
+    """They are noted by their addresses, which come again."""
+
     async def main() -> None:
         with autellix.program("agent") as program:
-            scopes = programs._open[program.program_id].scopes
-            kept = []
-            for _ in range(100):
-                kept += [asyncio.create_task(asyncio.sleep(0)) for _ in range(50)]
-                await asyncio.gather(*kept)
-                scopes.forget_done()
-                # All tasks are kept, so that none has the address of another.
-                assert scopes.work is not None
-                assert len(scopes.work) <= 128
+            for _ in range(200):
+                await asyncio.gather(*(asyncio.sleep(0) for _ in range(50)))
+            tasks = programs._open[program.program_id].scopes.tasks
+            assert tasks is not None
+            assert len(tasks) < 1000
 
     asyncio.run(main())

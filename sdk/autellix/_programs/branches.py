@@ -5,7 +5,9 @@ from __future__ import annotations
 from weakref import ref
 
 from autellix._faults import safely
+from autellix._open_scopes import Hold
 from autellix._programs import generators
+from autellix._programs.registry import programs
 from autellix._programs.running import (
     ATTRIBUTE,
     attach_new,
@@ -17,11 +19,15 @@ from autellix._programs.running import (
 )
 from autellix._programs.thread import ProgramThread
 from autellix._propagation import propagation
+from autellix._sessions.keeper import keeper
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import Any, TypeVar
+
+    from autellix._programs.program import ClientProgram
+    from autellix._sessions.session import ClientSession
 
     T = TypeVar("T")
 
@@ -31,21 +37,24 @@ def new_branch() -> ProgramThread | None:
     return running_thread().branch() if propagation.is_on else None
 
 
-def note_work(thread: ProgramThread, work: Any) -> None:
-    """Note a task or job of a thread: program and session of the user stay open until it is done."""
-    thread.program.scopes.note(work)
-    if thread.session is not None:
-        thread.session.scopes.note(work)
+def note_task(task: Any, program: ClientProgram, session: ClientSession | None) -> None:
+    """Note a task: its program, and the session of the user around it, stay open until it is done."""
+    if (tasks := program.scopes.tasks) is not None:
+        tasks[id(task)] = ref(task)
+    if session is not None:
+        task.add_done_callback(Hold(keeper, session))
+
+
+def holds_for_job(thread: ProgramThread) -> tuple[Hold, ...]:
+    """Return what keeps a thread's program, and the session of the user around it, open."""
+    program = () if thread.program is programs.implicit else (Hold(programs, thread.program),)
+    return program if thread.session is None else (*program, Hold(keeper, thread.session))
 
 
 def as_job(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that is submitted once, as a job of the running program thread."""
     thread = new_branch()
-    if thread is None:
-        return function
-    job = BranchCall(thread, function)
-    note_work(thread, job)
-    return job
+    return function if thread is None else BranchCall(thread, function, holds_for_job(thread))
 
 
 def link(carrier: Any) -> None:
@@ -80,10 +89,7 @@ def link_task(carrier: Any, is_work: bool = True) -> None:
     session = thread.session
     carrier._autellix_thread = (program, frontier, session, thread.lineage or thread.make_lineage())
     if is_work:
-        if (work := program.scopes.work) is not None:
-            work[id(carrier)] = ref(carrier)
-        if session is not None:
-            session.scopes.note(carrier)
+        note_task(carrier, program, session)
 
 
 def create_task(create: Callable[[], T], *, follows: bool = True) -> T:
@@ -96,7 +102,7 @@ def create_task(create: Callable[[], T], *, follows: bool = True) -> T:
         announce(before)
     if thread is not None:
         safely(attach_new, task, thread)
-        safely(note_work, thread, task)
+        safely(note_task, task, thread.program, thread.session)
     return task
 
 
@@ -126,41 +132,20 @@ class FanOut:
             self._thread.branch_point = self._before
 
 
-class SubmittedWork:
-    """Work that is no task, which keeps its program open until it is done or dropped."""
-
-    __slots__ = ("__weakref__", "_holds")
-
-    def __init__(self) -> None:
-        self._holds: tuple[Any, ...] = ()
-
-    def done(self) -> bool:
-        """Return whether it has ended; what has not is dropped after it."""
-        return False
-
-    def add_done_callback(self, hold: Any) -> None:
-        """Keep a hold until it ends."""
-        self._holds += (hold,)
-        if self.done():
-            # Meanwhile, in another thread.
-            self._holds = ()
-
-
-class BranchCall(SubmittedWork):
+class BranchCall:
     """A function that is submitted once and runs in a program thread of its own, on any worker."""
 
-    __slots__ = ("function", "innermost", "thread")
+    __slots__ = ("function", "holds", "innermost", "thread")
 
-    def __init__(self, thread: ProgramThread, function: Callable[..., Any]) -> None:
-        super().__init__()
+    def __init__(
+        self, thread: ProgramThread, function: Callable[..., Any], holds: tuple[Hold, ...] = ()
+    ) -> None:
         self.thread = thread
         self.innermost: ProgramThread | None = thread
         """The scope in which the function has ended."""
         self.function = function
-
-    def done(self) -> bool:
-        """Return whether it has run."""
-        return self.thread.is_closed
+        self.holds = holds
+        """Until it has run, or is dropped."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the function, then restore the worker's program thread."""
@@ -170,7 +155,7 @@ class BranchCall(SubmittedWork):
         finally:
             self.thread.is_closed = True
             self.innermost = safely(switch_to, before)
-            self._holds = ()
+            self.holds = ()
 
     def hold(self) -> None:
         """Let the scopes that the function has left open hold in the running task."""
@@ -194,16 +179,15 @@ class BranchCall(SubmittedWork):
         return repr(self.function)
 
 
-class BranchFunction(SubmittedWork):
+class BranchFunction:
     """A function of which each run is a branch of its own; a pool drops it after the last one."""
 
-    __slots__ = ("function", "origin")
+    __slots__ = ("function", "holds", "origin")
 
     def __init__(self, origin: ProgramThread, function: Callable[..., Any]) -> None:
-        super().__init__()
         self.origin = origin
         self.function = function
-        safely(note_work, origin, self)
+        self.holds = holds_for_job(origin)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         origin = self.origin

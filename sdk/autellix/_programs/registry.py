@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from functools import partial
 
 from autellix._faults import safely
-from autellix._open_scopes import add_open, find_open, remove
+from autellix._open_scopes import add_open, find_open, hold_for_tasks, remove
 from autellix._programs.program import ClientProgram
 from autellix._sessions.keeper import keeper
 
@@ -24,7 +23,7 @@ class ProgramRegistry:
 
     def __init__(self) -> None:
         self.implicit = ClientProgram(None, None, is_implicit=True)
-        self.implicit.scopes.work = None
+        self.implicit.scopes.tasks = None
         self._open: dict[str, ClientProgram] = {}
         self._suspended: OrderedDict[str, ClientProgram] = OrderedDict()
         self._foreign: OrderedDict[str, None] = OrderedDict()
@@ -81,7 +80,7 @@ class ProgramRegistry:
         """Leave a program, with the progress of a scope that is no branch; the last to leave it ends it."""
         if progress is not None:
             program.leave_turn(progress)
-        program.scopes.hold_for_work(partial(self.close, program))
+        hold_for_tasks(self, program)
         if not program.scopes.leave():
             return
         remove(self._open, program.program_id, program)

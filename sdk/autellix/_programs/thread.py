@@ -230,7 +230,6 @@ class ProgramThread:
         """Record that this thread makes a call; return the calls it depends on."""
         self._join_ancestors()
         self.program.has_called = True
-        self.program.scopes.forget_done()
         if self.branch_point is not None:
             return self._record_in_fan_out(call_id, self.branch_point.frontier)
         while True:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from functools import partial
 
 from autellix._open_scopes import OpenScopes, add_open, find_open, remove
 from autellix._sessions.session import NEVER_S, ClientSession
@@ -55,7 +54,6 @@ class SessionKeeper:
 
     def close(self, session: ClientSession) -> None:
         """Leave a session; leaving its last scope ends it, unless it may be continued. Never blocks."""
-        session.scopes.hold_for_work(partial(self.close, session))
         if not session.scopes.leave():
             return
         remove(self._named, session.session_id, session)
