@@ -69,6 +69,9 @@ def _find(result: object, depth: int) -> dict[str, Any] | None:
 def _own_fields(result: object) -> dict[str, Any] | None:
     for holder in (result, *(getattr(result, name, None) for name in ("model_extra", "response_metadata"))):
         found = holder.get(FIELD) if isinstance(holder, Mapping) else None
+        if found and isinstance(found, list):
+            # Of several calls, whose chunks have been added.
+            found = found[-1]
         if _is_receipt(found):
             return found
     marked = getattr(result, "__dict__", {}).get(f"_{FIELD}_receipt")

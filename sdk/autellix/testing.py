@@ -36,7 +36,7 @@ class RecordedCall:
 
     path: str
     headers: Mapping[str, str]
-    """By lower-case name."""
+    """By lower-case name, without the proof of the session, which is a secret."""
     body: Mapping[str, Any]
     content: str
     """The text of the last message, prompt or input."""
@@ -259,6 +259,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _call(self, body: dict[str, Any]) -> None:
         backend = self.server.backend
         headers = {name.lower(): value for name, value in self.headers.items()}
+        headers.pop(names.SESSION_PROOF.lower(), None)
         call = RecordedCall(path=self.path, headers=headers, body=body, content=_content(body))
         backend.recorded.append(call)
         status = backend.statuses.pop(0) if backend.statuses else 200

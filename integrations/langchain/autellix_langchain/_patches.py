@@ -151,9 +151,9 @@ def _last_chunk(chunk: Any) -> Any:
     if receipt is None or chunk is None or chunk.message.chunk_position == "last":
         return None
     content: Any = "" if isinstance(chunk.message.content, str) else []
-    message = type(chunk.message)(
-        content=content, chunk_position="last", response_metadata={"autellix": receipt}
-    )
+    # In a list: LangChain adds the texts and numbers of dicts when chunks are added.
+    metadata = {"autellix": [receipt]}
+    message = type(chunk.message)(content=content, chunk_position="last", response_metadata=metadata)
     return type(chunk)(message=message)
 
 

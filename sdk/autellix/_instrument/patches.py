@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 import threading
+from types import FunctionType
 
 from autellix._faults import log_debug, safely
 
@@ -44,15 +45,23 @@ class Patches:
         if not callable(original):
             self.note_missing(f"{getattr(module, '__name__', module)}.{path}")
             return False
-        if any(entry[0] is owner and entry[1] == name and entry[3] is original for entry in self._applied):
-            # A module was loaded again, and what it had patched in another one is still in place.
+        place, key = _place(owner, name)
+        before = vars(owner).get(name, _INHERITED)
+        if place is not owner:
+            original = before = getattr(place, key)
+        if any(
+            entry[3] is original and entry[1] == name and (entry[0] is owner or place is not owner)
+            for entry in self._applied
+        ):
+            # A module was loaded again, and what it had patched in another one is still in place. Or a wrapper
+            # has been wrapped for a subclass.
             return True
         replacement: Any = make(original)
         function: Any = getattr(replacement, "__func__", replacement)
         functools.update_wrapper(function, original)
         # The raw attribute of the class, so that a class method is restored as one.
-        self._applied.append((owner, name, vars(owner).get(name, _INHERITED), replacement))
-        setattr(owner, name, replacement)
+        self._applied.append((owner, name, before, replacement))
+        setattr(place, key, replacement)
         return True
 
     def note_missing(self, what: str) -> None:
@@ -71,12 +80,28 @@ class Patches:
             safely(self._undo.pop())
         while self._applied:
             owner, name, original, replacement = self._applied.pop()
-            if vars(owner).get(name) is not replacement:
+            place, key = _place(owner, name)
+            if (vars(owner).get(name) if place is owner else getattr(place, key)) is not replacement:
                 continue
-            if original is _INHERITED:
+            if original is not _INHERITED:
+                setattr(place, key, original)
+            elif place is owner:
                 delattr(owner, name)
-            else:
-                setattr(owner, name, original)
+
+
+def _place(owner: Any, name: str) -> tuple[Any, str]:
+    """Return the object and attribute that hold a function, inside what wrapt has put around it.
+
+    OpenTelemetry looks for its own wrapper there when it is switched off, and would not find one inside ours.
+    """
+    place, key = owner, name
+    wrapt: Any = sys.modules.get("wrapt")
+    # Of wrapt 2, else of wrapt 1.
+    proxy: Any = getattr(wrapt, "BaseObjectProxy", None) or getattr(wrapt, "ObjectProxy", ())
+    found = vars(owner).get(name)
+    while isinstance(found, proxy):
+        place, key, found = found, "__wrapped__", getattr(found, "__wrapped__", None)
+    return (place, key) if type(found) is FunctionType else (owner, name)
 
 
 def _get(owner: Any, name: str) -> Any:

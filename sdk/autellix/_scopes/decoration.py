@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from types import AsyncGeneratorType, CoroutineType, GeneratorType
+from types import AsyncGeneratorType, CoroutineType, FunctionType, GeneratorType
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -45,19 +45,32 @@ def decorate(scope: Enterable, function: F) -> F:
         wrapper = _wrap_generator(scope, function)
     else:
         wrapper = _wrap_function(scope, function)
-    return functools.update_wrapper(wrapper, function)  # type: ignore[return-value]
+    return functools.update_wrapper(_defined_beside(function, wrapper), function)  # type: ignore[return-value]
 
 
-def _wrap_function(scope: Enterable, function: Callable[..., Any]) -> Callable[..., Any]:
+def _defined_beside(function: Callable[..., Any], wrapper: FunctionType) -> Callable[..., Any]:
+    """Return the wrapper with the function's globals: AutoGen, for one, resolves annotations there.
+
+    So the wrappers use no globals of this module.
+    """
+    names = getattr(inspect.unwrap(function), "__globals__", None)
+    if names is None:
+        return wrapper
+    return FunctionType(wrapper.__code__, names, wrapper.__name__, None, wrapper.__closure__)
+
+
+def _wrap_function(scope: Enterable, function: Callable[..., Any]) -> FunctionType:
+    get_frame, wrap_result = sys._getframe, _wrap_result
+
     def run(*args: Any, **kwargs: Any) -> Any:
-        thread = scope.enter_at(sys._getframe())
+        thread = scope.enter_at(get_frame())
         try:
             result = function(*args, **kwargs)
         finally:
             scope.leave(thread)
-        return _wrap_result(scope, result)
+        return wrap_result(scope, result)
 
-    return run
+    return run  # type: ignore[return-value]
 
 
 def _wrap_result(scope: Enterable, result: Any) -> Any:
@@ -72,24 +85,28 @@ def _wrap_result(scope: Enterable, result: Any) -> Any:
     return result
 
 
-def _wrap_coroutine(scope: Enterable, function: Callable[..., Any]) -> Callable[..., Any]:
+def _wrap_coroutine(scope: Enterable, function: Callable[..., Any]) -> FunctionType:
+    get_frame = sys._getframe
+
     async def run(*args: Any, **kwargs: Any) -> Any:
-        thread = scope.enter_at(sys._getframe())
+        thread = scope.enter_at(get_frame())
         try:
             return await function(*args, **kwargs)
         finally:
             scope.leave(thread)
 
-    return run
+    return run  # type: ignore[return-value]
 
 
-def _wrap_generator(scope: Enterable, function: Callable[..., Any]) -> Callable[..., Any]:
+def _wrap_generator(scope: Enterable, function: Callable[..., Any]) -> FunctionType:
+    get_frame, partial = sys._getframe, functools.partial
+
     def run(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
-        thread = scope.enter_at(sys._getframe())
+        thread = scope.enter_at(get_frame())
         try:
             # Not `yield from`: closing this generator would then close the inner one off this frame.
             generator = function(*args, **kwargs)
-            step = functools.partial(generator.send, None)
+            step = partial(generator.send, None)
             while True:
                 try:
                     value = step()
@@ -101,21 +118,23 @@ def _wrap_generator(scope: Enterable, function: Callable[..., Any]) -> Callable[
                     generator.close()
                     raise
                 except BaseException as error:  # noqa: BLE001 - thrown into the user's generator, as `yield from` does
-                    step = functools.partial(generator.throw, error)
+                    step = partial(generator.throw, error)
                 else:
-                    step = functools.partial(generator.send, sent)
+                    step = partial(generator.send, sent)
         finally:
             scope.leave(thread)
 
-    return run
+    return run  # type: ignore[return-value]
 
 
-def _wrap_async_generator(scope: Enterable, function: Callable[..., Any]) -> Callable[..., Any]:
+def _wrap_async_generator(scope: Enterable, function: Callable[..., Any]) -> FunctionType:
+    get_frame, partial = sys._getframe, functools.partial
+
     async def run(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
-        thread = scope.enter_at(sys._getframe())
+        thread = scope.enter_at(get_frame())
         try:
             generator = function(*args, **kwargs)
-            step = functools.partial(generator.asend, None)
+            step = partial(generator.asend, None)
             while True:
                 try:
                     value = await step()
@@ -127,10 +146,10 @@ def _wrap_async_generator(scope: Enterable, function: Callable[..., Any]) -> Cal
                     await generator.aclose()
                     raise
                 except BaseException as error:  # noqa: BLE001 - thrown into the user's generator, as `yield from` does
-                    step = functools.partial(generator.athrow, error)
+                    step = partial(generator.athrow, error)
                 else:
-                    step = functools.partial(generator.asend, sent)
+                    step = partial(generator.asend, sent)
         finally:
             scope.leave(thread)
 
-    return run
+    return run  # type: ignore[return-value]

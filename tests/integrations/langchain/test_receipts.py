@@ -36,6 +36,10 @@ def test_receipt_of_a_stream(chat: Any, backend: RecordingBackend) -> None:
         whole += chunk
     assert whole.content == "hello"
     check(whole, backend)
+    for chunk in chat.stream("another"):
+        whole += chunk
+    assert whole.content == "hellohello"
+    check(whole, backend)
 
     async def run() -> Any:
         return [chunk async for chunk in chat.astream("x")]

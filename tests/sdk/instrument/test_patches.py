@@ -7,6 +7,8 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+import pytest
+
 from autellix._instrument.patches import Patches
 
 CHECK = """
@@ -73,3 +75,31 @@ def test_what_is_gone_is_listed_and_the_rest_is_patched() -> None:
     patches.revert()
     assert library.Kept().method() == "original"
     assert patches.missing == []
+
+
+def test_what_another_library_has_wrapped_before_can_be_unwrapped() -> None:
+    """As OpenTelemetry does, which looks for its own wrapper: ours is inside it."""
+    wrapt = pytest.importorskip("wrapt")
+    library: Any = ModuleType("library")
+    library.Kept = type("Kept", (), {"method": lambda _self: "original"})
+    plain = library.Kept.method
+
+    def theirs(wrapped: Any, _instance: object, args: Any, kwargs: Any) -> str:
+        return str(wrapped(*args, **kwargs)) + "+theirs"
+
+    patches = Patches()
+    wrapt.wrap_function_wrapper(library, "Kept.method", theirs)
+    assert patches.apply(library, "Kept.method", wrap)
+    assert library.Kept().method() == "original+ours+theirs"
+    proxy = vars(library.Kept)["method"]
+    assert isinstance(proxy, wrapt.FunctionWrapper)
+    # Switched off in both orders.
+    library.Kept.method = proxy.__wrapped__
+    assert library.Kept().method() == "original+ours"
+    patches.revert()
+    assert vars(library.Kept)["method"] is plain
+    library.Kept.method = proxy
+    proxy.__wrapped__ = plain
+    assert patches.apply(library, "Kept.method", wrap)
+    patches.revert()
+    assert library.Kept().method() == "original+theirs"

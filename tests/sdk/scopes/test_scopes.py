@@ -38,6 +38,8 @@ def test_every_run_of_a_function_is_a_program(sdk: None) -> None:
     assert (first[0], first[2]) == ("x", "agent")
     assert first[1] != second[1]
     assert (agent.__name__, agent.__doc__) == ("agent", "Docs.")
+    # AutoGen resolves annotations there.
+    assert agent.__globals__ is globals()
 
 
 def test_decorated_coroutine_function_is_one(sdk: None) -> None:
