@@ -40,7 +40,9 @@ def _chat_chunks(message: dict[str, Any]) -> list[dict[str, Any]]:
         {"tool_calls": [{"index": index, **call}]}
         for index, call in enumerate(message.get("tool_calls") or ())
     ]
-    choices = [[{"index": 0, "delta": delta, "finish_reason": None}] for delta in (text, *calls)]
+    choices: list[list[dict[str, Any]]] = [
+        [{"index": 0, "delta": delta, "finish_reason": None}] for delta in (text, *calls)
+    ]
     choices.append([{"index": 0, "delta": {}, "finish_reason": _finish(message)}])
     shared = {"id": "chat-1", "object": "chat.completion.chunk", "created": 1, "model": "recording"}
     return [{**shared, "choices": choice} for choice in choices]

@@ -53,8 +53,8 @@ class Patches:
             entry[3] is original and entry[1] == name and (entry[0] is owner or place is not owner)
             for entry in self._applied
         ):
-            # A module was loaded again, and what it had patched in another one is still in place. Or a wrapper
-            # has been wrapped for a subclass.
+            # A module was loaded again, and what it had patched in another one is still in place. Or a
+            # wrapper has been wrapped for a subclass.
             return True
         replacement: Any = make(original)
         function: Any = getattr(replacement, "__func__", replacement)
