@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+from collections.abc import AsyncIterator
 from typing import Any
 
 import openai
 import pytest
+from tests.raw_engine import RawEngine, raw_engine, whole
 from tests.stores.tables import all_programs
+from tests.waiting import until
 
 from autellix_backend.core.statistics import PRIOR_SPREAD
+from autellix_backend.engines.remote import RemoteEngine
 from autellix_backend.gateway.classes import LEAST_PROGRAMS
+from autellix_backend.gateway.engines.upstream import AT_ONCE_S, EngineResetError, Upstream
+from autellix_backend.gateway.errors import EngineAnswerError, EngineUnavailableError
+from autellix_backend.observe.metrics import GatewayMetrics
+from autellix_backend.settings import Settings
 from autellix_lab.fakes.engine import FakeBehaviour, Fault
 
 CHAT = "/v1/chat/completions"
@@ -113,24 +122,70 @@ async def test_an_upstream_error_passes_through_with_its_status(serve: Any) -> N
         assert "autellix" not in answer
 
 
-async def test_a_reset_before_the_first_byte_is_retried_once(serve: Any) -> None:
-    fault = Fault.RESET_BEFORE_FIRST_BYTE
-    async with serve(FakeBehaviour(fault=fault, faulty_calls=1)) as rig:
+async def test_a_call_that_a_kept_connection_lost_unread_is_sent_once_more(serve: Any) -> None:
+    """The engine had closed the connection, perhaps for being idle."""
+    async with serve() as rig:
+        await rig.chat()
+        rig.engine.behaviour = FakeBehaviour(fault=Fault.RESET_BEFORE_FIRST_BYTE, faulty_calls=1)
         assert (await rig.chat())["autellix"]["output_tokens"] == 4
-        assert len({call.xargs["autellix_call"] for call in rig.engine.calls}) == 2
+        assert len({call.xargs["autellix_call"] for call in rig.engine.calls}) == 3
+
+
+@pytest.mark.parametrize("fault", [Fault.RESET_BEFORE_FIRST_BYTE, Fault.RESET_MID_STREAM])
+async def test_no_call_runs_twice(serve: Any, fault: Fault) -> None:
+    """An engine that read it and closes the connection may have run it: no client library repeats it."""
     async with serve(FakeBehaviour(fault=fault)) as rig:
-        async with rig.client.post(rig.url + CHAT, json=HELLO) as response:
-            assert response.status == 503
-            assert response.headers["Retry-After"] == "1"
-            assert "X-Autellix-Program-ID" in response.headers
-            assert (await response.json())["error"]["code"] == "engine_unavailable"
-        assert len(rig.engine.calls) == 2
+        with pytest.raises(openai.APIStatusError) as caught:
+            async with openai.AsyncOpenAI(base_url=rig.url + "/v1", api_key="k", max_retries=2) as client:
+                await client.chat.completions.create(**HELLO)
+        response = caught.value.response
+        assert (response.status_code, response.headers["x-should-retry"]) == (502, "false")
+        assert "X-Autellix-Program-ID" in response.headers
+        error = response.json()["error"]
+        assert (error["code"], "may have run" in error["message"]) == ("bad_engine_answer", True)
+        assert len(rig.engine.calls) == 1
 
 
-async def test_an_engine_that_dies_mid_answer_gives_a_503(serve: Any) -> None:
-    async with serve(FakeBehaviour(fault=Fault.RESET_MID_STREAM)) as rig:
-        answer = await rig.chat()
-        assert answer["error"]["code"] == "engine_unavailable"
+@contextlib.asynccontextmanager
+async def upstream_of(raw: RawEngine) -> AsyncIterator[Upstream]:
+    """Yield the requests to an engine."""
+    engine = RemoteEngine(raw.url)
+    await engine.start()
+    upstream = Upstream(engine, Settings(), GatewayMetrics())
+    upstream.open()
+    try:
+        yield upstream
+    finally:
+        await upstream.close()
+        await engine.stop()
+
+
+async def test_other_requests_are_repeated_only_where_that_changes_nothing() -> None:
+    async with raw_engine() as engine, upstream_of(engine) as upstream:
+        seen = engine.requests
+        with pytest.raises(EngineAnswerError, match="may have run"):
+            await upstream.forward("POST", "/v1/files", {}, b"{}")
+        assert engine.requests == seen + 1
+
+
+async def test_a_slow_close_of_a_kept_connection_is_no_lost_request() -> None:
+    """The engine has read it by then."""
+    async with raw_engine() as engine, upstream_of(engine) as upstream:
+        engine.stays, engine.parts = True, [whole(b"{}")]
+        for _ in range(2):
+            response = await upstream.send("POST", CHAT, {}, b"{}")
+            assert await upstream.read(response) == b"{}"
+        engine.parts, seen = [], engine.requests
+        engine.may_answer.clear()
+        call = asyncio.create_task(upstream.send("POST", CHAT, {}, b"{}"))
+        await until(lambda: engine.requests == seen + 1)
+        engine.stays = False
+        await asyncio.sleep(AT_ONCE_S)
+        engine.may_answer.set()
+        with pytest.raises(EngineUnavailableError) as caught:
+            await call
+        assert not isinstance(caught.value, EngineResetError)
+        assert engine.requests == seen + 1
 
 
 async def test_a_dead_engine_is_named_with_its_reason(serve: Any) -> None:

@@ -1,9 +1,10 @@
 """The path of a call, from top to bottom: identify, choose engine, admit, send, relay, settle.
 
 A call is settled exactly once, also when its client disconnects, its engine dies, times out or cannot
-be reached, or the gateway shuts down. Until the first byte of its answer it may be sent again: once after a
-reset of the connection, and once more to another engine when its engine died. Once the head of its stream is
-out, what fails ends the stream with an error event.
+be reached, or the gateway shuts down. Until the first byte of its answer it may be sent again where it cannot
+have run, or its work is lost: once if a kept connection was closed before the engine read it, and once to
+another engine when its engine died. Once the head of its stream is out, what fails ends the stream with an
+error event.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from autellix_backend.gateway.calls.sse import begins_stream, engine_error_event
 from autellix_backend.gateway.calls.usage import read_usage
 from autellix_backend.gateway.engines.handle import EngineHandle
 from autellix_backend.gateway.engines.models import ModelLists
-from autellix_backend.gateway.engines.upstream import EngineResetError
+from autellix_backend.gateway.engines.upstream import MAY_HAVE_RUN, EngineResetError
 from autellix_backend.gateway.errors import (
     EngineAnswerError,
     EngineTimeoutError,
@@ -185,7 +186,7 @@ class Exchange:
         return True
 
     async def _send(self, handle: EngineHandle) -> ClientResponse:
-        """Send the call, and once more after a reset of the connection; return the response at its head."""
+        """Send the call, and once more if the engine has not read it; return the response at its head."""
         upstream, path = handle.upstream, self.call.dialect.path
         try:
             return await upstream.send("POST", path, *self._encode(handle))
@@ -207,8 +208,11 @@ class Exchange:
 
     async def _check_repeat(self, error: EngineUnavailableError) -> None:
         """Raise the error again unless the call may be sent to another engine because its engine died."""
-        if self.reply.has_content or not await self._has_died():
+        if self.reply.has_content:
             raise error
+        if not await self._has_died():
+            # Its work goes on, perhaps: neither we nor the client may have it done twice.
+            raise self.call.handle.upstream.bad_answer(MAY_HAVE_RUN) from error
         if self.was_repeated:
             # The call may be what kills engines: no client library should send it a third time.
             error.forbid_retry()

@@ -6,6 +6,7 @@ import asyncio
 import io
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
+from typing import Any
 
 import aiohttp
 from aiohttp.http_exceptions import BadHttpMessage, PayloadEncodingError
@@ -68,10 +69,24 @@ _NOT_RETURNED = frozenset(
 _UNSENT = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
 _RESETS = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, ConnectionResetError)
 _FAILURES = (aiohttp.ClientError, TimeoutError, OSError)
+AT_ONCE_S = 0.5
+"""How soon the reset of a kept connection comes if the engine had closed it before it read the request."""
+MAY_HAVE_RUN = "closed the connection before its answer was complete, so the request may have run"
 
 
 class EngineResetError(EngineUnavailableError):
-    """The engine reset the connection before it answered; the request may be sent once more."""
+    """The engine had closed a kept connection, and has not read the request, which may be sent once more."""
+
+
+class _Sending:
+    """A request on its way."""
+
+    was_reused = False
+    """Whether its connection has carried another one."""
+
+
+async def _note_reuse(_session: aiohttp.ClientSession, context: Any, _parameters: object) -> None:
+    context.trace_request_ctx.was_reused = True
 
 
 class Upstream:
@@ -110,7 +125,10 @@ class Upstream:
 
         aiohttp's own bounds hold for the head of an answer: 128 headers of 8 KiB.
         """
+        tracing = aiohttp.TraceConfig()
+        tracing.on_connection_reuseconn.append(_note_reuse)
         self._session = aiohttp.ClientSession(
+            trace_configs=[tracing],
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S),
             timeout=aiohttp.ClientTimeout(total=self._settings.upstream_timeout_s, connect=CONNECT_TIMEOUT_S),
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -130,10 +148,18 @@ class Upstream:
     async def forward(
         self, method: str, target: str, headers: Mapping[str, str], data: bytes
     ) -> aiohttp.ClientResponse:
-        """Send a request as send() does, and once more after a reset."""
+        """Send a request as send() does, and once more where it cannot have run.
+
+        Raises:
+            EngineAnswerError: also if the engine closes the connection, and may have run the request.
+        """
         try:
             return await self.send(method, target, headers, data)
-        except EngineResetError:
+        except EngineUnavailableError as error:
+            if error.is_unsent:
+                raise
+            if method != "GET" and not isinstance(error, EngineResetError):
+                raise self.bad_answer(MAY_HAVE_RUN) from error
             self.on_retry()
             return await self.send(method, target, headers, data, is_retry=True)
 
@@ -156,8 +182,8 @@ class Upstream:
             is_retry: Whether the request was sent before, so that the engine may know of it.
 
         Raises:
-            EngineResetError: if the engine resets the connection, and the request may be sent once more.
-            EngineUnavailableError: if the engine is gone, or resets the connection of a retry.
+            EngineResetError: if the engine has not read the request, which may be sent once more.
+            EngineUnavailableError: if the engine is gone, or closes the connection; it may have read it.
             EngineTimeoutError: if it does not answer in time.
             EngineAnswerError: if its answer has no readable head, or a status that is no answer.
         """
@@ -166,14 +192,21 @@ class Upstream:
         assert self._session is not None, "the app's lifespan has not begun"
         url, sent = _url(self._engine.base_url, target), self._with_our_key(headers)
         body = data if len(data) <= MAX_PLAIN_BODY_BYTES else io.BytesIO(data)
+        sending, now = _Sending(), asyncio.get_running_loop().time
+        began_s = now()
         try:
             response = await self._session.request(
-                method, url, data=body or None, headers=sent, allow_redirects=False
+                method,
+                url,
+                data=body or None,
+                headers=sent,
+                allow_redirects=False,
+                trace_request_ctx=sending,
             )
         except _UNSENT as error:
             raise self.unavailable(error, is_unsent=not is_retry) from error
         except _RESETS as error:
-            if is_retry:
+            if is_retry or not sending.was_reused or now() - began_s > AT_ONCE_S:
                 raise self.unavailable(error) from error
             raise EngineResetError(f"engine {self._engine.name} reset the connection") from error
         except _FAILURES as error:
