@@ -500,6 +500,31 @@ def tenants(*, policy: str, names: list[str], has_cache: bool, options: dict[str
     return {"stock": steps[0], "ours": steps[1]}
 
 
+def alone(*, is_ours: bool) -> dict[str, Any]:
+    """Let a long prompt fill the memory under a cap on prefills, while other calls wait."""
+    engine = Engine({} if is_ours else None, blocks=40, slots=8, long_prefill_token_threshold=16)
+    engine.add("long", 600, 5)
+    for number in range(3):
+        engine.add(f"call-{number}", 150, 5)
+    return {"tokens": [engine.step().get("long") for _ in range(3)]}
+
+
+def passed_over(*, steps: int) -> dict[str, Any]:
+    """Let vLLM skip a call that should have the only slot, and count the preemptions."""
+    engine = Engine({"policy": "plas", "bounds": [0.05], "preemption": "always"}, slots=1)
+    assert engine.plugin is not None
+    scheduler: Any = engine.scheduler
+    is_ready = scheduler._handle_blocked_waiting_request
+    scheduler._handle_blocked_waiting_request = lambda each: each.request_id != "skipped" and is_ready(each)
+    engine.add("long", 40, steps)
+    for _ in range(20):
+        engine.step()
+    engine.add("skipped", 40, 5)
+    for _ in range(steps - 40):
+        engine.step()
+    return {"preemptions": engine.plugin.decisions.slot_preemptions}
+
+
 SCENES: tuple[Callable[..., dict[str, Any]], ...] = (
     rotation,
     prices,
@@ -515,6 +540,8 @@ SCENES: tuple[Callable[..., dict[str, Any]], ...] = (
     cadence,
     adapters,
     tenants,
+    alone,
+    passed_over,
 )
 
 

@@ -132,3 +132,16 @@ def test_prompts_that_do_not_fit_together_stop_no_engine(
     for options in ({}, {"preemption": "always"}, {"preemption": "never"}, {"admission": "working_set"}):
         steps = play(scenes, "tenants", policy=policy, names=names, has_cache=has_cache, options=options)
         assert steps["ours"] <= 1.5 * steps["stock"], options
+
+
+@pytest.mark.parametrize(("is_ours", "expected"), [(False, [16, 16, 16]), (True, [16, 584, 1])])
+def test_a_prefill_beside_calls_that_are_held_back_has_no_cap(
+    scenes: Any, is_ours: bool, expected: list[int]
+) -> None:
+    """The cap is there for other calls that could run."""
+    assert play(scenes, "alone", is_ours=is_ours)["tokens"] == expected
+
+
+def test_a_call_that_vllm_skips_costs_others_ever_less(scenes: Any) -> None:
+    """A slot is freed for it after 16 steps, then after 32, and so on."""
+    assert play(scenes, "passed_over", steps=600)["preemptions"] == 6

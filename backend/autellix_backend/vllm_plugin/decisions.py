@@ -12,8 +12,8 @@ from autellix_backend.vllm_plugin.preemption import PreemptionPrices
 from autellix_backend.vllm_plugin.ranks import rank_of
 from autellix_backend.vllm_plugin.tracker import CallTracker
 
-# vLLM may skip a request for reasons of its own (LoRA slots, a connector): a slot that was freed for it and
-# not taken is not freed again for this many steps.
+# vLLM may skip a request for reasons of its own (LoRA slots, a load that the connector cannot name yet): a
+# slot that was freed for it and not taken is not freed again for this many steps, then for twice as many.
 _COOLING_STEPS = 16
 
 
@@ -32,7 +32,8 @@ class StepDecisions:
         self._host_tier = host_tier
         self._step = 0
         self._beneficiaries: list[str] = []
-        self._cooling: dict[str, int] = {}
+        self._cooling: dict[str, tuple[int, int]] = {}
+        """The step until which a request cools, and for how many."""
         self.slot_preemptions = 0
         self.block_preemptions = 0
 
@@ -71,7 +72,8 @@ class StepDecisions:
         for request_id in self._beneficiaries if not is_cut_short else ():
             request = self._engine.find(request_id)
             if request is not None and request.status != RequestStatus.RUNNING:
-                self._cooling[request_id] = self._step + _COOLING_STEPS
+                _, last = self._cooling.get(request_id, (0, _COOLING_STEPS // 2))
+                self._cooling[request_id] = self._step + 2 * last, 2 * last
         self._beneficiaries = []
 
     def forget(self, request_id: str) -> None:
@@ -185,7 +187,8 @@ class StepDecisions:
             return False
         if request.status == RequestStatus.RUNNING:
             return True
-        return self._engine.is_ready(request) and self._cooling.get(call.call_id, 0) <= self._step
+        cools_until, _ = self._cooling.get(call.call_id, (0, 0))
+        return self._engine.is_ready(request) and cools_until <= self._step
 
     def _reposition(self, request_id: str) -> None:
         self._engine.order.reposition(request_id)

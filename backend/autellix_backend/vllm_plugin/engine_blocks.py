@@ -211,7 +211,8 @@ class EngineBlocks:
     def keep_contexts(self) -> bool:
         """Whether the prefix cache keeps the contexts of all requests, running and waiting."""
         requests = self._scheduler.requests.values()
-        waiting = (request for request in requests if request.status != RequestStatus.RUNNING)
+        # A connector may still hold the blocks of one that has finished.
+        waiting = (r for r in requests if r.status != RequestStatus.RUNNING and not r.is_finished())
         needs = (self.blocks_of(request.num_tokens) for request in waiting)
         return self.is_caching and fit_together(needs, self._pool.get_num_free_blocks())
 

@@ -137,6 +137,21 @@ class SchedulerState:
         has_decode = any(not request.is_prefill_chunk for request in scheduler.running)
         return is_throttled and has_decode and not scheduler.prefill_capacity_bound
 
+    @contextmanager
+    def prefilling_alone(self) -> Iterator[None]:
+        """Lift vLLM's cap on a long prefill in a step: it is there for others."""
+        config = self._scheduler.scheduler_config
+        cap, config.long_prefill_token_threshold = config.long_prefill_token_threshold, 0
+        try:
+            yield
+        finally:
+            config.long_prefill_token_threshold = cap
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether one request runs, and those that wait are all held back."""
+        return len(self.running) == 1 and not self.order.has_visible
+
     # Slots.
 
     @property

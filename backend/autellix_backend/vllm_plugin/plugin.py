@@ -131,6 +131,12 @@ class SchedulerPlugin:
             machine = self.tracker.machine
             engine.order.put_worst_last(lambda request_id: not has_earned(machine.call(request_id)))
 
+    def lift_cap(self, undoing: ExitStack) -> None:
+        """While all others are held back, let a request prefill without vLLM's cap, until `undoing` ends."""
+        costs = self.tracker.step_costs
+        if costs.chunk < costs.budget and self.engine.is_alone:
+            undoing.enter_context(self.engine.prefilling_alone())
+
     def load_ahead(self, loading: ExitStack, *, is_throttled: bool) -> None:
         """Let vLLM start loads from host memory, until `loading` is closed, unless it begins no prefill."""
         if not self.engine.holds_prefills(is_throttled=is_throttled):

@@ -113,6 +113,7 @@ class ProgramSchedulerMixin(_Host):
         if self.plugin is not None and self.plugin.is_in_charge:
             self._guard(lambda ours: ours.make_room(started_s, is_throttled=is_throttled))
             self._guard(lambda ours: ours.put_worst_last(undoing))
+            self._guard(lambda ours: ours.lift_cap(undoing))
             self._guard(lambda ours: ours.load_ahead(undoing, is_throttled=is_throttled))
         output = super().schedule(*args, **kwargs)
         # Also if our part has failed meanwhile.

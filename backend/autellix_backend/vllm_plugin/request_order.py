@@ -113,6 +113,11 @@ class RequestOrder:
             queue.offer(requests)
 
     @property
+    def has_visible(self) -> bool:
+        """Whether vLLM may take a waiting request."""
+        return any(map(bool, self._queues))
+
+    @property
     def has_better_waiting(self) -> bool:
         """Whether a waiting request precedes a running one: cheap enough to ask in every step."""
         heads = [self.rank(queue.peek_request()).number for queue in self._queues if queue]

@@ -17,6 +17,7 @@ import random
 import sys
 import tempfile
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
@@ -210,8 +211,8 @@ class Player:
         try:
             self.scheduler.reset_prefix_cache(reset_running_requests=running)
         except RuntimeError:
-            # A load is under way.
-            assert self._setup.loads or self.scheduler.num_waiting_for_streaming_input
+            # Sessions and loads hold blocks without a slot.
+            assert any(each.num_computed_tokens for each in self.scheduler.requests.values())
 
     def _pause(self, how: str) -> None:
         self.scheduler.set_pause_state(PauseState[how])
@@ -322,7 +323,9 @@ def examine(script: Script, model: str, *, has_fault: bool = False) -> tuple[str
     try:
         player.play(script.events)
     except Exception as error:  # noqa: BLE001 -- whatever it is, it is a finding
-        return f"{type(error).__name__}: {error} ({player.outcome.fault})", stock, player.outcome
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        raised = f"{type(error).__name__}: {error} at {place.filename}:{place.lineno}"
+        return f"{raised} ({player.outcome.fault})", stock, player.outcome
     is_blind = player.outcome.fault is not None and not player.scheduler.is_degraded
     found = "the fault was swallowed" if is_blind else _compare(script, stock, player.outcome)
     return found, stock, player.outcome
