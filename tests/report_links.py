@@ -21,6 +21,14 @@ FACTS = EngineFacts(
 )
 
 
+class Raw(bytes):
+    """A message for a report server as it is sent."""
+
+    def to_bytes(self) -> bytes:
+        """Return it."""
+        return self
+
+
 def free_address() -> str:
     """Return a report address on this machine at which nothing listens."""
     return f"tcp://127.0.0.1:{free_port()}"

@@ -64,7 +64,7 @@ def at_work(use: Callable[[str], None]) -> None:
                 slots=1,
             )
             assert engine.report_server is not None
-            engine.report_server.broadcast(told.to_bytes())
+            engine.report_server.broadcast(told)
             [handle] = app.state.components.pool
             await until(lambda: handle.snapshots.merged is not None)
             await asyncio.to_thread(use, url)

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 from msgspec.structs import replace
-from tests.report_links import FACTS, LinkedGateway, free_address, linked, serving
+from tests.report_links import FACTS, LinkedGateway, Raw, free_address, linked, serving
 from tests.waiting import PATIENCE_S, until
 
 from autellix_backend.core.config import SchedulerConfig
@@ -47,7 +47,7 @@ async def test_it_survives_restarts_of_the_engine() -> None:
         await gateway.reaches(LinkState.ABSENT)
         with serving(address) as server:
             await gateway.reaches(LinkState.UP)
-            server.send("g1", b"before")
+            server.send("g1", Raw(b"before"))
             await gateway.has(b"before")
         await until(lambda: not gateway.client.is_up)
         assert gateway.client.first_facts == FACTS, "kept while the engine is lost"
@@ -55,7 +55,7 @@ async def test_it_survives_restarts_of_the_engine() -> None:
             await gateway.reaches(LinkState.UP)
             assert gateway.client.first_facts is not None
             assert gateway.client.first_facts.engine == "e2"
-            server.send("g1", b"after")
+            server.send("g1", Raw(b"after"))
             await gateway.has(b"before", b"after")
 
 
@@ -65,7 +65,7 @@ async def test_it_survives_restarts_of_the_gateway() -> None:
         for name in ("g1", "g2"):
             async with linked(address, name=name) as gateway:
                 await gateway.reaches(LinkState.UP)
-                server.send(name, name.encode())
+                server.send(name, Raw(name.encode()))
                 await gateway.has(name.encode())
 
 
@@ -74,8 +74,8 @@ async def test_an_engine_on_this_machine_needs_no_secret(local_address: str) -> 
         await gateway.reaches(LinkState.ABSENT)
         with serving(local_address, secret=None) as server:
             await gateway.reaches(LinkState.UP)
-            server.send("g1", b"report")
-            server.broadcast(b"snapshot")
+            server.send("g1", Raw(b"report"))
+            server.broadcast(Raw(b"snapshot"))
             await gateway.has(b"report", b"snapshot")
 
 
@@ -131,8 +131,8 @@ async def test_all_ranks_are_heard() -> None:
     with serving(ranks[0]) as one, serving(ranks[1], facts=lambda: replace(FACTS, rank=1)) as other:
         async with linked(*ranks) as gateway:
             await until(lambda: len(gateway.client.facts) == 2)
-            one.send("g1", b"rank 0")
-            other.send("g1", b"rank 1")
+            one.send("g1", Raw(b"rank 0"))
+            other.send("g1", Raw(b"rank 1"))
             await until(lambda: sorted(gateway.messages) == [b"rank 0", b"rank 1"])
 
 
@@ -144,7 +144,7 @@ async def test_calls_have_turns_between_messages(monkeypatch: pytest.MonkeyPatch
         async with linked(address) as gateway:
             await gateway.reaches(LinkState.UP)
             for message in expected:
-                server.send("g1", message)
+                server.send("g1", Raw(message))
             most, before = 0, 0
             async with asyncio.timeout(PATIENCE_S):
                 while len(gateway.messages) < len(expected):
@@ -161,7 +161,7 @@ async def test_malformed_facts_are_ignored(caplog: pytest.LogCaptureFixture) -> 
         async with linked(address) as gateway:
             await until(lambda: "not an engine's facts" in caplog.text)
             assert gateway.client.state is LinkState.CONNECTING
-            server.send("g1", b"real")
+            server.send("g1", Raw(b"real"))
             await gateway.has(b"real")
 
 
@@ -178,11 +178,11 @@ async def test_an_engine_of_another_protocol_is_told_apart(protocol: int, side: 
                 f"{address} cannot be understood (version 9.0 speaks protocol {protocol} of reports, "
                 f"not {PROTOCOL}: upgrade {side}): ordered by the engine; usage is estimated from tokens"
             )
-            server.broadcast(b"a snapshot of another form")
+            server.broadcast(Raw(b"a snapshot of another form"))
         with serving(address) as server:
             await gateway.reaches(LinkState.UP)
             assert gateway.states.count(LinkState.OTHER) == 1
-            server.broadcast(b"one of ours")
+            server.broadcast(Raw(b"one of ours"))
             await gateway.has(b"one of ours")
 
 

@@ -89,7 +89,7 @@ async def until_async(condition: Callable[[], Any]) -> None:
 async def tell_snapshot(rig: Rig, told: EngineSnapshot) -> None:
     """Send a snapshot as the engine does, and wait until the gateway has it."""
     assert rig.engine.report_server is not None
-    rig.engine.report_server.broadcast(told.to_bytes())
+    rig.engine.report_server.broadcast(told)
 
     async def has_come() -> bool:
         (engine,) = (await rig.get("/autellix/v1/engines"))[1]["engines"]

@@ -122,7 +122,7 @@ class Stage:
         async def send() -> None:
             [handle] = self.components.pool
             assert self.engine.report_server is not None
-            self.engine.report_server.broadcast(told.to_bytes())
+            self.engine.report_server.broadcast(told)
             await until(lambda: (last := handle.snapshots.merged) is not None and last.step == told.step)
 
         self.run(send())

@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 
 import pytest
+from msgspec.structs import asdict
 
 from autellix_backend.core.call import CallRecord
 from autellix_backend.reports.decoding import ReportError

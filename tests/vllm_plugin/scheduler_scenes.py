@@ -12,7 +12,7 @@ import os
 import random
 import sys
 import traceback
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -33,13 +33,14 @@ from vllm.config.diffusion import DiffusionConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.lora.request import LoRARequest
 from vllm.utils.hashing import sha256
-from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
+from autellix_backend.reports.report import EngineReport
+from autellix_backend.reports.snapshot import EngineSnapshot
 from autellix_backend.vllm_plugin.scheduler import AutellixScheduler
 
 BLOCK_TOKENS = 16
@@ -120,12 +121,15 @@ class Engine:
         )
         self.now = 0.0
         self.steps = 0
+        self.added = 0
         self.scheduler.clock = lambda: self.now
         self.plugin = getattr(self.scheduler, "plugin", None)
         self._step_s, self._prefill_s = step_s, prefill_s
         self._accepted = accepted
         self._is_pipelined = is_pipelined
         self._under_way: deque[tuple[Any, ModelRunnerOutput]] = deque()
+        self.meanwhile: Callable[[], None] = lambda: None
+        """Called between the schedule of each step and its end."""
         self._may_degrade = may_degrade
         self._drafts = config.speculative_config.num_speculative_tokens if config.speculative_config else 0
         self._generator = random.Random(1)
@@ -152,6 +156,7 @@ class Engine:
             **fields,
         )
         self.scheduler.add_request(request)
+        self.added += 1
         return request
 
     def step(self, *args: Any) -> dict[str, int]:
@@ -169,6 +174,7 @@ class Engine:
         self._under_way.append(
             (output, ModelRunnerOutput(req_ids=[*places], req_id_to_index=places, sampled_token_ids=sampled))
         )
+        self.meanwhile()
         if len(self._under_way) > self._is_pipelined:
             scheduler.update_from_output(*self._under_way.popleft())
         if self._drafts:
@@ -188,6 +194,11 @@ class Engine:
             self.step()
             steps += 1
         return steps
+
+    def drain(self) -> None:
+        """End the steps that are under way."""
+        while self._under_way:
+            self.scheduler.update_from_output(*self._under_way.popleft())
 
     def reports(self) -> list[Any]:
         """Return the list to which the reports of calls are added from now on."""
@@ -318,6 +329,98 @@ def sessions(*, seed: int, policy: str, is_async: bool) -> dict[str, Any]:
     return {"left": left, "paused": paused, "preemptions": plugin.decisions.slot_preemptions}
 
 
+class Gateway:
+    """The report server of an engine, which keeps the reports of calls in a list."""
+
+    has_gateways = True
+    dropped_records = 0
+
+    def __init__(self) -> None:
+        self.reports: list[EngineReport] = []
+
+    def send(self, gateway: str, report: EngineReport) -> None:
+        """Keep a report."""
+        self.reports.append(EngineReport.from_bytes(report.to_bytes()))
+
+    def take_ends(self) -> tuple[str, ...]:
+        """Return no program."""
+        return ()
+
+    def broadcast(self, snapshot: EngineSnapshot) -> None:
+        """Drop a snapshot."""
+
+    def hold(self) -> None:
+        """Do nothing: there is no thread."""
+
+    release = close = hold
+
+
+def balance(*, seed: int, policy: str, is_async: bool, is_pipelined: bool) -> dict[str, Any]:
+    """Let clients vanish between steps and during them; return what was charged, and what the steps took."""
+    generator = random.Random(seed)
+    engine = Engine(
+        {"policy": policy, "preemption": "always", "bounds": [0.05, 0.2]},
+        blocks=60,
+        slots=5,
+        prefill_s=0.001,
+        is_async=is_async,
+        is_pipelined=is_pipelined,
+        max_num_batched_tokens=128,
+    )
+    scheduler, plugin = engine.scheduler, engine.plugin
+    assert plugin is not None
+    gateway: Any = Gateway()
+    plugin.tracker.reports = gateway
+    machine, steps, aborted = plugin.tracker.machine, plugin._steps, Counter[str]()
+    ran: list[float] = []
+    shared: list[float] = []
+    end_step, charge_share = steps.end, machine.shares.charge
+
+    def end(output: Any, now: float) -> float:
+        cost_s: float = end_step(output, now)
+        ran.append(cost_s * len(output.num_scheduled_tokens))
+        return cost_s
+
+    def charge(tenant: str, cost_s: float) -> None:
+        shared.append(cost_s)
+        charge_share(tenant, cost_s)
+
+    def abort() -> None:
+        if generator.random() < 0.15 and scheduler.requests:
+            name = generator.choice(list(scheduler.requests))
+            is_under_way = bool(steps.count_with(name))
+            aborted["under way" if is_under_way else "between"] += 1
+            scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
+            if generator.random() < 0.3 and not is_under_way:
+                # A client that asks again at once, by the same id: vLLM would give it the other's output.
+                add(name)
+
+    def add(name: str) -> None:
+        program = f"program-{generator.randrange(4)}"
+        identity = {"autellix_tenant": generator.choice("ab"), "autellix_last": generator.randrange(2)}
+        prompt, answer = generator.choice([20, 150, 300]), generator.choice([1, 10, 40])
+        engine.add(name, prompt, answer, program=program, extra_args=identity)
+
+    steps.end, machine.shares.charge, engine.meanwhile = end, charge, abort
+    for step in range(400):
+        if generator.random() < 0.4:
+            add(f"call-{step}")
+        abort()
+        engine.step()
+    engine.meanwhile = lambda: None
+    engine.finish()
+    engine.drain()
+    return {
+        "ran_s": sum(ran),
+        "shared_s": sum(shared),
+        "reported_s": sum(report.service_s for report in gateway.reports),
+        "reports": len(gateway.reports),
+        "aborted": aborted,
+        "unreported": len(plugin.tracker._left),
+        "calls": engine.added,
+    }
+
+
 def held_back() -> dict[str, Any]:
     """Let admission hold back five of eight calls that have slots; return what vLLM counts then and later."""
     engine = Engine({"policy": "boost"}, blocks=40, slots=8)
@@ -356,22 +459,12 @@ def prefilled_elsewhere(*, is_remote: bool) -> dict[str, Any]:
 
 def changed_signature() -> dict[str, Any]:
     """Let vLLM allocate blocks by a method that takes other arguments than ours knows."""
-    allocate = KVCacheManager.allocate_slots
-    manager_class: Any = KVCacheManager
-    manager_class.allocate_slots = lambda self, which, wanted, options: allocate(
-        self, which, wanted, **options
-    )
-    try:
-        engine = Engine({"policy": "plas"}, blocks=20, may_degrade=True)
-        manager = engine.scheduler.kv_cache_manager
-        watched = manager.allocate_slots
-        manager.allocate_slots = lambda which, wanted, **options: watched(
-            which=which, wanted=wanted, options=options
-        )
-        calls = [engine.add(f"call-{number}", 150, 5) for number in range(4)]
-        engine.finish()
-    finally:
-        manager_class.allocate_slots = allocate
+    engine = Engine({"policy": "plas"}, blocks=20, may_degrade=True)
+    blocks: Any = engine.plugin.engine.blocks  # type: ignore[union-attr]
+    note = blocks._on_refused
+    blocks._on_refused = lambda which, wanted, **options: note(which=which, wanted=wanted, options=options)
+    calls = [engine.add(f"call-{number}", 150, 5) for number in range(4)]
+    engine.finish()
     return {
         "finished": sum(call.is_finished() for call in calls),
         "is_degraded": engine.scheduler.is_degraded,
@@ -428,7 +521,8 @@ def moved(*, seed: int) -> dict[str, Any]:
         order = [call.call_id for call in machine]
         moves += before != order
         waiting = [request.request_id for request in engine.scheduler.waiting]
-        running = {request.request_id: request.priority for request in engine.scheduler.running}
+        rank_of = plugin.engine.order.rank
+        running = {request.request_id: rank_of(request).number for request in engine.scheduler.running}
         assert waiting == [call_id for call_id in order if call_id not in running]
         assert sorted(running, key=running.__getitem__) == [name for name in order if name in running]
         if waiting:
@@ -531,6 +625,7 @@ SCENES: tuple[Callable[..., dict[str, Any]], ...] = (
     reset,
     session,
     sessions,
+    balance,
     held_back,
     prefilled_elsewhere,
     changed_signature,

@@ -159,3 +159,11 @@ def test_reads_the_parents(value: Any, expected: tuple[str, ...]) -> None:
 )
 def test_unusable_parents_are_unknown(value: Any) -> None:
     assert read_identity("r", {"autellix_parents": value}, None).arrival.parents is None
+
+
+def test_an_id_that_cannot_be_sent_counts_as_absent() -> None:
+    """JSON may hold halves of surrogate pairs, which no report of the call could."""
+    args = {"autellix_program": "\ud800", "autellix_call": "caf\u00e9", "autellix_tenant": "a\udfff"}
+    identity = read_identity("r", args, "\ud800")
+
+    assert (identity.program_id, identity.call_id, identity.arrival.tenant) == ("r", "caf\u00e9", "")

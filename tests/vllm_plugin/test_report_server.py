@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import zmq
-from tests.report_links import SECRET, free_address, linked, serving
+from tests.report_links import SECRET, Raw, free_address, linked, serving
 from tests.waiting import PATIENCE_S, until, wait_until
 from zmq.utils import z85
 
@@ -50,9 +50,9 @@ async def test_each_gateway_gets_its_own_reports_and_all_snapshots() -> None:
     with serving(address) as server:
         async with linked(address, name="g1") as one, linked(address, name="g2") as other:
             await until(lambda: server.is_connected("g1") and server.is_connected("g2"))
-            server.send("g1", b"report 1")
-            server.send("g2", b"report 2")
-            server.broadcast(b"snapshot")
+            server.send("g1", Raw(b"report 1"))
+            server.send("g2", Raw(b"report 2"))
+            server.broadcast(Raw(b"snapshot"))
             await one.has(b"report 1", b"snapshot")
             await other.has(b"report 2", b"snapshot")
     assert server.dropped_records == 0
@@ -62,7 +62,7 @@ def test_a_stranger_gets_nothing() -> None:
     """Not one byte beyond ZeroMQ's greeting, with any first bytes, and not for long."""
     address = free_address()
     with serving(address) as server:
-        server.broadcast(b"secret snapshot")
+        server.broadcast(Raw(b"secret snapshot"))
         for hello in (
             b"GET / HTTP/1.1\r\n\r\n",
             os.urandom(4096),
@@ -95,7 +95,7 @@ async def test_a_wrong_secret_is_said_once(caplog: pytest.LogCaptureFixture) -> 
         async with linked(address, secret="another secret of theirs") as gateway:
             await gateway.reaches(LinkState.REFUSED)
             await until(lambda: "with another engine.report_secret" in caplog.text)
-            server.broadcast(b"snapshot")
+            server.broadcast(Raw(b"snapshot"))
             assert gateway.messages == []
         # Either end may see first that the other wants no secret; this one says so and then waits.
         with socket.create_connection(host_port(address), timeout=PATIENCE_S) as gateway_without:
@@ -125,10 +125,10 @@ async def test_gateways_end_programs() -> None:
             gateway.client.end_program("too early")
             await gateway.reaches(LinkState.UP)
             await until(lambda: server.is_connected("g1"))
-            server.send("g1", b"report 1")
+            server.send("g1", Raw(b"report 1"))
             for program_id in ("tenant:p", "ü", "x" * MAX_UPSTREAM_BYTES):
                 gateway.client.end_program(program_id)
-            server.send("g1", b"report 2")
+            server.send("g1", Raw(b"report 2"))
             await until(lambda: len(server._ends) == 2)
             assert list(server.take_ends()) == ["tenant:p", "ü"]
             await gateway.has(b"report 1", b"report 2")
@@ -174,9 +174,9 @@ async def test_a_gateway_that_does_not_read_loses_messages_and_holds_up_nobody(
             await until(lambda: server.is_connected("slow"))
             # More than the kernel's buffers hold on both sides.
             for _ in range(2_000):
-                server.send("slow", bytes(20_000))
+                server.send("slow", Raw(bytes(20_000)))
             await until(lambda: server.dropped_records > 0)
-            server.broadcast(b"snapshot")
+            server.broadcast(Raw(b"snapshot"))
             await gateway.has(b"snapshot")
         received = 0
 
@@ -193,7 +193,7 @@ async def test_a_gateway_that_does_not_read_loses_messages_and_holds_up_nobody(
 def test_what_waits_for_the_thread_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report_server, "MAX_PENDING", 0)
     with serving(free_address()) as server:
-        server.send("g", b"x")
+        server.send("g", Raw(b"x"))
         assert server.dropped_records == 1
 
 
@@ -220,7 +220,7 @@ async def test_a_fault_ends_reports_and_not_the_engine(caplog: pytest.LogCapture
             await until(lambda: "reports to gateways have ended" in caplog.text)
 
         def is_dropped() -> bool:
-            server.send("g1", b"x")
+            server.send("g1", Raw(b"x"))
             return server.dropped_records > 0
 
         await until(is_dropped)

@@ -10,6 +10,7 @@ import pytest
 
 from autellix_backend.core.arrival import Arrival
 from autellix_backend.core.config import SchedulerConfig
+from autellix_backend.reports.report import EngineReport
 from autellix_backend.reports.snapshot import AdmissionSnapshot, EngineSnapshot, KvOffloadTotals
 from autellix_backend.vllm_plugin.identity import CallIdentity
 from autellix_backend.vllm_plugin.settings import PluginSettings
@@ -47,12 +48,12 @@ class Gateways:
     def __init__(self) -> None:
         self.snapshots: list[EngineSnapshot] = []
 
-    def send(self, gateway: str, report: bytes) -> None:
+    def send(self, gateway: str, report: EngineReport) -> None:
         """Drop a report."""
 
-    def broadcast(self, snapshot: bytes) -> None:
+    def broadcast(self, snapshot: EngineSnapshot) -> None:
         """Keep a snapshot."""
-        self.snapshots.append(EngineSnapshot.from_bytes(snapshot))
+        self.snapshots.append(EngineSnapshot.from_bytes(snapshot.to_bytes()))
 
 
 @pytest.fixture

@@ -1,16 +1,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import product
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from tests.report_links import free_address, serving
 
 from autellix_backend.core.arrival import Arrival
 from autellix_backend.core.boost import work_of
 from autellix_backend.core.config import SchedulerConfig
+from autellix_backend.reports.report import EngineReport
 from autellix_backend.vllm_plugin.identity import CallIdentity
 from autellix_backend.vllm_plugin.ranks import UNRANKED
 from autellix_backend.vllm_plugin.runs import MAX_RUNS
@@ -93,6 +94,85 @@ def test_the_last_runs_of_many_are_one(tracker: CallTracker) -> None:
 
     assert len(runs) == MAX_RUNS
     assert runs[-2:] == ((MAX_RUNS - 2.0, MAX_RUNS - 1.5), (MAX_RUNS - 1.0, MAX_RUNS + 1.5))
+
+
+class Gateway:
+    """What the report server does for a tracker, kept in a list."""
+
+    has_gateways = True
+    dropped_records = 0
+
+    def __init__(self) -> None:
+        self.reports: list[EngineReport] = []
+
+    def send(self, gateway: str, report: EngineReport) -> None:
+        """Keep a report."""
+        self.reports.append(EngineReport.from_bytes(report.to_bytes()))
+
+
+@pytest.mark.parametrize("policy", ["plas", "atlas", "atlas-dag", "boost", "fcfs"])
+def test_a_call_that_is_aborted_during_a_step_is_charged_for_it(policy: str) -> None:
+    """Its program and its tenant are, and its report waits for that."""
+    tracker = CallTracker(PluginSettings(scheduler=SchedulerConfig(policy=policy)))
+    gateway = Gateway()
+    tracker.reports = gateway  # type: ignore[assignment]
+    tracker.arrive("other", identity(program_id="other"), 0.0)
+    tracker.arrive("r", identity(), 0.0)
+    tracker.start("r", 1.0, cached_tokens=0)
+    tracker.charge(StepTokens(prefilled={"r": 9}), 0.5, 1.5)
+    tracker.close("r", 1.6, **DONE | {"is_aborted": True}, steps_under_way=2)
+    assert gateway.reports == []
+    tracker.charge(StepTokens(prefilled={"r": 9}), 0.25, 1.75)
+    assert gateway.reports == []
+    tracker.charge(StepTokens(decoded={"r": 1}), 0.125, 1.875)
+
+    [report] = gateway.reports
+    assert (report.service_s, report.engine_steps, report.finish_s) == (0.875, 3, 1.6)
+    assert tracker.machine.table["p"].service_s == 0.875
+    tracker.machine.check()
+
+
+def test_a_step_beyond_the_last_token_is_charged_to_the_program(tracker: CallTracker) -> None:
+    """The answer of a call that is done waits for its report."""
+    gateway = Gateway()
+    tracker.reports = gateway  # type: ignore[assignment]
+    tracker.arrive("r", identity(), 0.0)
+    tracker.start("r", 1.0, cached_tokens=0)
+    tracker.charge(StepTokens(decoded={"r": 1}), 0.5, 1.5)
+    tracker.close("r", 1.5, **DONE, steps_under_way=1)
+    assert [report.service_s for report in gateway.reports] == [0.5]
+    tracker.charge(StepTokens(decoded={"r": 1}), 0.5, 2.0)
+    assert len(gateway.reports) == 1
+    assert tracker.machine.table["p"].service_s == 1.0
+
+
+def test_a_later_call_of_the_same_id_is_not_charged_for_an_earlier_one(tracker: CallTracker) -> None:
+    gateway = Gateway()
+    tracker.reports = gateway  # type: ignore[assignment]
+    tracker.arrive("r", identity(), 0.0)
+    tracker.start("r", 0.0, cached_tokens=0)
+    tracker.close("r", 0.5, **DONE | {"is_aborted": True}, steps_under_way=1)
+    tracker.arrive("r", identity(program_id="q"), 0.5)
+    tracker.start("r", 0.5, cached_tokens=0)
+    tracker.charge(StepTokens(prefilled={"r": 9}), 1.0, 1.0)
+    tracker.charge(StepTokens(prefilled={"r": 9}), 2.0, 3.0)
+    tracker.close("r", 3.0, **DONE)
+
+    assert [(report.program_id, report.service_s) for report in gateway.reports] == [("p", 1.0), ("q", 2.0)]
+
+
+def test_a_call_whose_step_never_ends_is_reported_without_it(tracker: CallTracker) -> None:
+    """As the steps under way are lost with a part of the engine, or the next call has its id."""
+    gateway = Gateway()
+    tracker.reports = gateway  # type: ignore[assignment]
+    for _ in range(2):
+        tracker.arrive("r", identity(), 0.0)
+        tracker.start("r", 0.0, cached_tokens=0)
+        tracker.close("r", 0.5, **DONE | {"is_aborted": True}, steps_under_way=1)
+    assert len(gateway.reports) == 1
+    tracker.settle_left()
+
+    assert [report.service_s for report in gateway.reports] == [0.0, 0.0]
 
 
 def test_children_of_a_call_are_tracked_apart(tracker: CallTracker) -> None:

@@ -66,6 +66,30 @@ def test_sessions_may_do_anything_at_any_time(scenes: Any, seed: int, policy: st
     assert (result["preemptions"] > 10) is (policy != "boost")
 
 
+@pytest.mark.parametrize(
+    ("is_async", "is_pipelined"),
+    [(False, False), (True, False), (True, True)],
+    ids=["sync", "async", "piped"],
+)
+@pytest.mark.parametrize("policy", ["boost", "plas", "atlas-dag", "fcfs"])
+def test_every_step_is_charged_to_the_calls_in_it(
+    scenes: Any, policy: str, is_async: bool, is_pipelined: bool
+) -> None:
+    """Also to those whose clients vanish before or during it; each is reported once, with all of its steps.
+
+    A step that was scheduled beyond the last token of a call is charged to its program, and is in no report.
+    """
+    result = play(scenes, "balance", seed=3, policy=policy, is_async=is_async, is_pipelined=is_pipelined)
+    assert result["shared_s"] == pytest.approx(result["ran_s"])
+    assert result["reports"] == result["calls"]
+    assert result["unreported"] == 0
+    assert min(result["aborted"].values()) > 10
+    if is_pipelined:
+        assert 0.9 * result["ran_s"] < result["reported_s"] <= result["ran_s"]
+    else:
+        assert result["reported_s"] == pytest.approx(result["ran_s"])
+
+
 def test_calls_that_are_held_back_are_no_lack_of_capacity(scenes: Any) -> None:
     """vLLM counts them as waiting for something else than a slot or a block: prefill balancing stays on."""
     result = play(scenes, "held_back")
@@ -100,7 +124,7 @@ def test_an_event_costs_the_same_however_many_calls_its_program_has(scenes: Any,
 
 @pytest.mark.parametrize("seed", range(3))
 def test_the_order_of_requests_is_that_of_their_programs(scenes: Any, seed: int) -> None:
-    """Of those that wait, and of those that run, of which vLLM picks its own victims by priority."""
+    """Of those that wait, and of those that run, in whose order vLLM picks its own victims."""
     result = play(scenes, "moved", seed=seed)
     assert result["moves"] > 10
     assert result["left"] == 0

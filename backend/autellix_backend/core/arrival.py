@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Sequence
-from dataclasses import KW_ONLY, dataclass
+
+import msgspec
 
 from autellix_backend.core.priority import Priority
 
 
-@dataclass(frozen=True, slots=True)
-class Context:
+class Context(msgspec.Struct, frozen=True, gc=False):
     """The KV memory that a call needs, in tokens."""
 
     tokens: int
@@ -24,14 +24,15 @@ class Context:
     """The earlier call of its program that holds the shared tokens, by its id; None for the latest one."""
 
 
-@dataclass(frozen=True, slots=True)
-class Arrival:
-    """A call as it arrives; a bad weight raises ValueError."""
-
+class _Ids(msgspec.Struct, frozen=True, gc=False):
     call_id: str
     """Unique among the active calls of the queue."""
     program_id: str
-    _: KW_ONLY
+
+
+class Arrival(_Ids, frozen=True, kw_only=True, gc=False):
+    """A call as it arrives; a bad weight raises ValueError."""
+
     thread_id: str = "0"
     tenant: str = ""
     """Its tenant; tenants share the engine by weight."""

@@ -6,6 +6,8 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+import msgspec
+
 from autellix_backend.core.errors import IllegalMoveError
 
 
@@ -33,8 +35,7 @@ class LevelChange:
     reason: ChangeReason
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallRecord:
+class CallRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """How a call ended and what it received."""
 
     call_id: str
@@ -236,6 +237,8 @@ class Call:
         self.prefill_debt_s += cost_s if is_prefill else -cost_s
 
     def reset_ratio(self, now: float) -> None:
+            # Of several steps, each computes a token.
+            self.new_steps += max(0, steps - self.behind_tokens)
         """Set W_c and T_c to zero."""
         self.wait_mark_s = self.wait_at(now)
         self.service_mark_s = self.service_s

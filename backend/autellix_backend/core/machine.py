@@ -8,7 +8,7 @@ seconds, never decreases, and only differences matter.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import chain, count
 from operator import attrgetter
@@ -281,13 +281,51 @@ class Machine:
             UnknownCallError: no active call has this id.
         """
         call = self.call(call_id)
-        is_first = not call.unpaid_service_s
-        call.charge(cost_s, is_prefill=is_prefill, tokens=tokens, steps=steps)
-        if is_first:
-            self.starvation.watch(call, self.table[call.program_id], now)
-        self.shares.charge(call.tenant, cost_s)
-        if call.is_admitted and call.quantum_s <= 0 and call.is_quantum_binding:
-            self.quanta.add(call)
+        self.charge_step((call,), cost_s, now, is_prefill=is_prefill, tokens=tokens, steps=steps)
+
+    def charge_step(
+        self,
+        calls: Iterable[Call],
+        cost_s: float,
+        now: float,
+        *,
+        is_prefill: bool = False,
+        tokens: int = 1,
+        steps: int = 1,
+    ) -> None:
+        """Charge several active calls the same steps, as `charge` does one of them."""
+        shares: dict[str, int] = {}
+        for call in calls:
+            is_first = call.service_s == call.service_mark_s
+            call.charge(cost_s, is_prefill=is_prefill, tokens=tokens, steps=steps)
+            shares[call.tenant] = shares.get(call.tenant, 0) + 1
+            if is_first and call.level > 1:
+                self.starvation.watch(call, self.table[call.program_id], now)
+            if call.is_quantum_binding and call.quantum_s <= 0 and call.is_admitted:
+                self.quanta.add(call)
+        for tenant, charged in shares.items():
+            self.shares.charge(tenant, charged * cost_s)
+
+    def charge_left(self, record: CallRecord, tenant: str, cost_s: float, now: float) -> None:
+        """Charge the model time of a step to the program of a call that left during it, if that is there yet.
+
+        Args:
+            record: The call's, without that step.
+            tenant: Its tenant, which is charged in any case.
+            cost_s: The model time.
+            now: The time.
+        """
+        self.shares.charge(tenant, cost_s)
+        program = self.table.add_service(
+            record.program_id,
+            record.call_id,
+            policy=self.policy,
+            inherited_service_s=record.inherited_service_s + record.service_s,
+            service_s=cost_s,
+        )
+        if program is not None:
+            self.starvation.review(program, now)
+            self._resize(program)
 
     def finish(self, call_id: str, now: float, *, work: float = 0.0, context_tokens: int = 0) -> CallRecord:
         """Remove a completed call and charge its program (Alg. 1, lines 16-19).
@@ -502,19 +540,23 @@ class Machine:
     def _review(self, call: Call, program: Program, now: float) -> None:
         """Update the deadlines, and the key or the sizes, after a call's event has changed its program."""
         self.starvation.review(program, now)
-        if self.policy.boosts:
-            self._mark_moved(call)
-        elif self.policy.sizes_programs:
-            for sibling in map(self._calls.get, program.active_calls):
-                # Some may run on another machine over the same table.
-                is_sized = sibling is not None and sibling.is_admitted and sibling.level > 1
-                if sibling is not None and is_sized and sibling is not call:
-                    self.quanta.add(sibling)
+        if self.policy.boosts and self.shares.first_of(call.tenant, call.program_id) is not call:
+            self._mark_moved(program, call.tenant)
+        else:
+            self._resize(program, call)
 
-    def _mark_moved(self, call: Call) -> None:
-        """Have the next tick move the call's program, if other calls of it are queued with the call."""
-        first = self.shares.first_of(call.tenant, call.program_id)
-        if first is not None and first is not call:
+    def _resize(self, program: Program, but: Call | None = None) -> None:
+        """Have the next tick size the calls of a program again, all but one, if the policy sizes programs."""
+        for sibling in map(self._calls.get, program.active_calls) if self.policy.sizes_programs else ():
+            # Some may run on another machine over the same table.
+            is_sized = sibling is not None and sibling.is_admitted and sibling.level > 1
+            if sibling is not None and is_sized and sibling is not but:
+                self.quanta.add(sibling)
+
+    def _mark_moved(self, program: Program, tenant: str) -> None:
+        """Have the next tick move the queued calls of a program, if they are not in its present place."""
+        first = self.shares.first_of(tenant, program.program_id)
+        if first is not None and first.group is not None and first.group.place != self.places.of(program):
             self.quanta.add(first)
 
 

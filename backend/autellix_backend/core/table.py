@@ -261,6 +261,29 @@ class ProcessTable:
             program.wait_s = max(0.0, program.wait_s + sign * wait_s)
             program.work = max(0.0, program.work + sign * work)
 
+    def add_service(
+        self,
+        program_id: str,
+        call_id: str,
+        *,
+        policy: ServiceRule,
+        inherited_service_s: float,
+        service_s: float,
+    ) -> Program | None:
+        """Charge further service to a program whose call has been charged; None if it has left the table.
+
+        `inherited_service_s` includes what the call was charged so far.
+        """
+        program = self._programs.get(program_id)
+        if program is None:
+            return None
+        program.service_s = policy.complete(program.service_s, inherited_service_s, service_s)
+        if call_id in program.path_ends_s:
+            program.path_ends_s[call_id] += service_s
+        if program.expected_s is not None:
+            program.expected_s = max(0.0, program.expected_s - service_s)
+        return program
+
     def pause(self, program_id: str, now: float) -> Program:
         """Record that one more active call of the program waits for its client.
 

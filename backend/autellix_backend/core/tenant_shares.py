@@ -65,6 +65,16 @@ class TenantShares:
         """Whether several tenants have active calls."""
         return len(self._shares) > 1
 
+    @property
+    def are_several(self) -> bool:
+        """Whether the service of one tenant is compared with that of another."""
+        return len(self._shares) + len(self._idle) > 1
+
+    def knows_only(self, tenant: str) -> bool:
+        """Whether no tenant but this one has had service that counts."""
+        known = len(self._shares) + len(self._idle)
+        return not known or (known == 1 and (tenant in self._shares or tenant in self._idle))
+
     def queue(self, tenant: str) -> Queue:
         """Return the queue of a tenant that has active calls."""
         return self._shares[tenant].queue

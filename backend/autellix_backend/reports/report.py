@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
 from operator import attrgetter
 
 import msgspec
@@ -17,8 +16,7 @@ _ROUNDING_S = 1e-3
 """How far below zero a difference of times may be (s)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineReport(CallRecord):
+class EngineReport(CallRecord, frozen=True, kw_only=True, gc=False):
     """A call's record with the engine's facts.
 
     `arrival_s` and `finish_s` are on the engine's clock: elsewhere only their difference means anything.
@@ -66,7 +64,8 @@ class EngineReport(CallRecord):
                 raise ReportError(f"not an engine report: {name} is {value}")
 
 
-_COUNTS = {field.name for field in fields(EngineReport) if field.type == "int"}
-_NUMBERS = [field.name for field in fields(EngineReport) if field.type in ("int", "float", "float | None")]
+_FIELDS = msgspec.structs.fields(EngineReport)
+_COUNTS = {field.name for field in _FIELDS if field.type is int}
+_NUMBERS = [field.name for field in _FIELDS if field.type in (int, float, float | None)]
 _numbers_of = attrgetter(*_NUMBERS)
 _decoder = msgspec.json.Decoder(EngineReport)

@@ -182,7 +182,10 @@ class ContextIndex:
 
 def _common(hashes: Hashes, others: Hashes) -> int:
     """Return the length of the common beginning: behind the first difference, all hashes differ."""
-    places = range(min(len(hashes), len(others)))
+    length = min(len(hashes), len(others))
+    if length and hashes[length - 1] == others[length - 1]:
+        return length
+    places = range(length)
     return bisect_left(places, True, key=lambda place: hashes[place] != others[place])
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any
 
 import msgspec
 
@@ -19,8 +18,6 @@ MAX_ID_LENGTH = 320
 """Room for an id of 256 characters and the name of its tenant before it."""
 MAX_ENDED = 256
 """The most ended programs that one call may name."""
-DEFAULT_THREAD = "0"
-DEFAULT_WEIGHT = 1.0
 _WEIGHT_LIMIT = 1e6
 _PRIORITIES = frozenset(Priority)
 _Id = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_ID_LENGTH)]
@@ -29,8 +26,7 @@ _ended_ids: msgspec.json.Decoder[tuple[str, ...]] = msgspec.json.Decoder(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallIdentity:
+class CallIdentity(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What a request says of its call and its program."""
 
     call_id: str
@@ -60,29 +56,17 @@ def read_identity(request_id: str, extra_args: object, session_id: object) -> Ca
     args: Mapping[object, object] = extra_args if isinstance(extra_args, Mapping) else {}
     if engine_args.PROGRAM not in args:
         args = {**args_in(request_id), **args}
-    service_s = _amount(args.get(engine_args.SERVICE_S))
-    program_service_s = _amount(args.get(engine_args.PROGRAM_SERVICE_S))
-    arrival = Arrival(
-        request_id,
-        _identifier(args.get(engine_args.PROGRAM)) or _identifier(session_id) or request_id,
-        thread_id=_identifier(args.get(engine_args.THREAD)) or DEFAULT_THREAD,
-        tenant=_identifier(args.get(engine_args.TENANT)) or "",
-        weight=_weight(args.get(engine_args.WEIGHT)),
-        service_s=service_s if program_service_s is None else program_service_s,
-        inherited_s=service_s,
-        parents=_parents(args.get(engine_args.PARENTS)),
-        wait_s=_amount(args.get(engine_args.WAIT_S)),
-        expected_s=_amount(args.get(engine_args.EXPECTED_S)),
-        age_s=_amount(args.get(engine_args.AGE_S)),
-        work=_amount(args.get(engine_args.WORK)),
-        class_name=_identifier(args.get(engine_args.CLASS)) or "",
-        group=_identifier(args.get(engine_args.GROUP)) or "",
-        priority=_priority(args.get(engine_args.PRIORITY)),
-        return_s=_amount(args.get(engine_args.RETURN_S)),
-    )
+    facts: dict[str, Any] = {}
+    # Most requests have few of them.
+    for name, value in args.items():
+        reader = _ARRIVAL_FACTS.get(name)
+        if reader is not None and (fact := reader[1](value)) is not None:
+            facts[reader[0]] = fact
+    facts.setdefault("service_s", facts.get("inherited_s"))
+    program_id = _identifier(args.get(engine_args.PROGRAM)) or _identifier(session_id) or request_id
     return CallIdentity(
         call_id=_identifier(args.get(engine_args.CALL)) or request_id,
-        arrival=arrival,
+        arrival=Arrival(request_id, program_id, **facts),
         is_last=args.get(engine_args.LAST) == 1,
         spread=_amount(args.get(engine_args.SPREAD)),
         ended=_ended(args.get(engine_args.ENDED)),
@@ -91,9 +75,18 @@ def read_identity(request_id: str, extra_args: object, session_id: object) -> Ca
 
 
 def _identifier(value: object) -> str | None:
-    if isinstance(value, str) and 0 < len(value) <= MAX_ID_LENGTH:
+    if isinstance(value, str) and 0 < len(value) <= MAX_ID_LENGTH and (value.isascii() or _is_text(value)):
         return value
     return None
+
+
+def _is_text(value: str) -> bool:
+    """Whether a string can be sent: JSON may hold halves of surrogate pairs."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _ended(value: object) -> tuple[str, ...]:
@@ -112,14 +105,14 @@ def _parents(value: object) -> tuple[str, ...] | None:
         return None
 
 
-def _priority(value: object) -> Priority:
+def _priority(value: object) -> Priority | None:
     # Not by a look into the values, which would hash what a client sends.
-    return Priority(value) if isinstance(value, str) and value in _PRIORITIES else Priority.DEFAULT
+    return Priority(value) if isinstance(value, str) and value in _PRIORITIES else None
 
 
-def _weight(value: object) -> float:
+def _weight(value: object) -> float | None:
     weight = _amount(value)
-    return weight if weight is not None and 1 / _WEIGHT_LIMIT <= weight <= _WEIGHT_LIMIT else DEFAULT_WEIGHT
+    return weight if weight is not None and 1 / _WEIGHT_LIMIT <= weight <= _WEIGHT_LIMIT else None
 
 
 def _amount(value: object) -> float | None:
@@ -129,3 +122,22 @@ def _amount(value: object) -> float | None:
     if not 0 <= value < 1e12 or math.isnan(value):
         return None
     return float(value)
+
+
+_ARRIVAL_FACTS: dict[object, tuple[str, Callable[[object], Any]]] = {
+    engine_args.THREAD: ("thread_id", _identifier),
+    engine_args.TENANT: ("tenant", _identifier),
+    engine_args.WEIGHT: ("weight", _weight),
+    engine_args.SERVICE_S: ("inherited_s", _amount),
+    engine_args.PROGRAM_SERVICE_S: ("service_s", _amount),
+    engine_args.PARENTS: ("parents", _parents),
+    engine_args.WAIT_S: ("wait_s", _amount),
+    engine_args.EXPECTED_S: ("expected_s", _amount),
+    engine_args.AGE_S: ("age_s", _amount),
+    engine_args.WORK: ("work", _amount),
+    engine_args.CLASS: ("class_name", _identifier),
+    engine_args.GROUP: ("group", _identifier),
+    engine_args.PRIORITY: ("priority", _priority),
+    engine_args.RETURN_S: ("return_s", _amount),
+}
+"""The arguments that are facts of an arrival, each with their field and how they are read; None if absent."""

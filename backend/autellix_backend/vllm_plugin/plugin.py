@@ -139,6 +139,7 @@ class SchedulerPlugin:
 
     def load_ahead(self, loading: ExitStack, *, is_throttled: bool) -> None:
         """Let vLLM start loads from host memory, until `loading` is closed, unless it begins no prefill."""
+            self.tracker.bring_up(self._clock())
         if not self.engine.holds_prefills(is_throttled=is_throttled):
             loading.enter_context(self.host_tier.loading_ahead(self.host_tier.to_load()))
 
@@ -148,8 +149,10 @@ class SchedulerPlugin:
             return
         self._steps.start(output, started_s)
         now = self._clock()
-        for request_id in output.num_scheduled_tokens:
-            if request_id in self.tracker and not self.tracker.is_running(request_id):
+        starting = output.num_scheduled_tokens.keys() - self.tracker.running
+        # In the order of vLLM's batch.
+        for request_id in output.num_scheduled_tokens if starting else ():
+            if request_id in starting and request_id in self.tracker:
                 request = self._scheduler.requests[request_id]
                 self.tracker.start(
                     request_id,
@@ -164,7 +167,9 @@ class SchedulerPlugin:
         self.decisions.on_scheduled(is_budget_spent=is_budget_spent)
 
     def charge(self, output: SchedulerOutput, results: Any) -> None:
-        """Charge an executed step, with the model runner's results, to its calls."""
+        """Charge an executed step, with the model runner's results, to its calls; `report` follows."""
+        if self.tracker.reports is not None:
+            self.tracker.reports.hold()
         if not output.num_scheduled_tokens:
             return
         now = self._clock()
@@ -176,7 +181,9 @@ class SchedulerPlugin:
 
     def on_preempted(self, request: Request) -> None:
         """Preempt the call of a request, by whomever."""
-        if request.request_id in self.tracker and self.tracker.is_running(request.request_id):
+        if not self._steps:
+            self.tracker.settle_left()
+        if request.request_id in self.tracker.running:
             self.tracker.preempt(request.request_id, self._clock(), request.num_computed_tokens)
             self._rank(request)
 
@@ -227,8 +234,19 @@ class SchedulerPlugin:
             )
 
     def report(self) -> None:
-        """Send a snapshot, if one is due."""
+        """Send what a step has to report, with a snapshot, if one is due."""
+        self._send_snapshot()
+        if self.tracker.reports is not None:
+            self.tracker.reports.release()
+
+    def report_last(self) -> None:
+        """Send a snapshot of empty queues: no further step may follow to report them."""
+        if not len(self.tracker):
+            self._send_snapshot()
+
+    def _send_snapshot(self) -> None:
         if self._reporter.is_due(self._clock):
+                steps_under_way=self._steps.count_with(request.request_id),
             blocks, free = self.engine.blocks, self.engine.free_slots
             load = load_of(
                 self._scheduler,
@@ -238,11 +256,6 @@ class SchedulerPlugin:
                 is_block_short=blocks.is_short,
             )
             self._reporter.send(self._clock, load, blocks.held)
-
-    def report_last(self) -> None:
-        """Send a snapshot of empty queues: no further step may follow to report them."""
-        if not len(self.tracker):
-            self.report()
 
     def _rank(self, request: Request) -> None:
         if self.is_in_charge:

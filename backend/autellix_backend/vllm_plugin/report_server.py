@@ -1,8 +1,8 @@
 """Publishes an engine's reports and snapshots to the gateways that subscribe to them.
 
-The engine's loop only appends to a queue; a thread of its own owns the sockets. A gateway that reads slowly
-loses messages, which are counted. Without the secret, a client can only connect: such a connection holds
-14 KiB until its handshake times out.
+The engine's loop only appends to a queue; a thread of its own encodes the messages and owns the sockets. A
+gateway that reads slowly loses messages, which are counted. Without the secret, a client can only connect:
+such a connection holds 14 KiB until its handshake times out.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
@@ -63,6 +63,14 @@ OPTIONS = {
 logger = logging.getLogger("vllm.autellix")
 
 
+class Message(Protocol):
+    """A report or a snapshot, which the thread encodes; it must not change any more."""
+
+    def to_bytes(self) -> bytes:
+        """Return it as one message."""
+        ...
+
+
 class ReportServer:
     """The engine's end of the report links."""
 
@@ -77,13 +85,14 @@ class ReportServer:
         """
         self._address = address
         self._facts = facts
-        self._pending: deque[tuple[bytes, bytes]] = deque()
+        self._pending: deque[tuple[bytes, Message]] = deque()
         self._topics: set[bytes] = set()
         self._ends: deque[str] = deque(maxlen=MAX_ENDS)
         self.dropped_records = 0
         """The messages that could not be sent so far."""
         self._complaints: dict[str, float] = {}
         self._is_closed = False
+        self._is_holding = False
         self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._context = zmq.Context()
         self._socket = self._open(secret)
@@ -108,13 +117,23 @@ class ReportServer:
         """Whether a gateway is connected."""
         return report_topic(gateway) + END_OF_TOPIC in self._topics
 
-    def send(self, gateway: str, report: bytes) -> None:
+    def send(self, gateway: str, report: Message) -> None:
         """Send a report to one gateway soon, if it is connected. Never blocks: drops if too many wait."""
         self._put(report_topic(gateway), report)
 
-    def broadcast(self, snapshot: bytes) -> None:
+    def broadcast(self, snapshot: Message) -> None:
         """Send a snapshot to all gateways soon. Never blocks: drops if too many wait."""
         self._put(SNAPSHOT_TOPIC, snapshot)
+
+    def hold(self) -> None:
+        """Leave the thread asleep until `release`: once awake, it wants the interpreter lock."""
+        self._is_holding = True
+
+    def release(self) -> None:
+        """Have the thread send what has come since `hold`."""
+        self._is_holding = False
+        if self._pending:
+            os.eventfd_write(self._wakeup, 1)
 
     def take_ends(self) -> Iterator[str]:
         """Yield the programs that gateways have ended since the last time."""
@@ -128,13 +147,13 @@ class ReportServer:
             os.eventfd_write(self._wakeup, 1)
         self._thread.join(JOIN_S)
 
-    def _put(self, topic: bytes, content: bytes) -> None:
+    def _put(self, topic: bytes, content: Message) -> None:
         if len(self._pending) >= MAX_PENDING or self._is_closed:
             self.dropped_records += 1
             return
         self._pending.append((topic, content))
         # Behind another one, it is taken with that.
-        if len(self._pending) <= 1:
+        if len(self._pending) <= 1 and not self._is_holding:
             os.eventfd_write(self._wakeup, 1)
 
     def _open(self, secret: str | None) -> Any:
@@ -163,11 +182,14 @@ class ReportServer:
             poller.register(each, zmq.POLLIN)
         try:
             while not self._is_closed:
-                if self._wakeup in dict(poller.poll(FACTS_PERIOD_MS)):
+                ready = dict(poller.poll(FACTS_PERIOD_MS))
+                if self._wakeup in ready:
                     os.eventfd_read(self._wakeup)
                 self.is_listening = self.is_listening or self._listen()
-                self._read_refusals()
-                if self._read_gateways() or time.monotonic() - told_s >= FACTS_PERIOD_MS / 1000:
+                if self._refusals in ready:
+                    self._read_refusals()
+                is_new = self._socket in ready and self._read_gateways()
+                if is_new or time.monotonic() - told_s >= FACTS_PERIOD_MS / 1000:
                     self._transmit(FACTS_TOPIC, self._facts().to_bytes())
                     told_s = time.monotonic()
                 self._deliver()
@@ -199,7 +221,8 @@ class ReportServer:
 
     def _deliver(self) -> None:
         while self._pending:
-            self._transmit(*self._pending.popleft())
+            topic, message = self._pending.popleft()
+            self._transmit(topic, message.to_bytes())
 
     def _transmit(self, topic: bytes, content: bytes) -> None:
         # The next snapshot replaces one for which a gateway has no room; it must not stop it for the others.

@@ -36,13 +36,15 @@ class CallRuns:
             start_s, _ = self.ended.pop()
         self.ended.append((start_s, self._offset_s(now)))
 
-    def step(self, now: float, *, is_prefill: bool) -> None:
-        """Note a step that the call was part of."""
-        self.is_decoding = not is_prefill
-        if not is_prefill:
-            self.has_decoded = True
-        elif not self.has_decoded:
+    def prefill(self, now: float) -> None:
+        """Note a step that prefilled some of its context."""
+        self.is_decoding = False
+        if not self.has_decoded:
             self.prefilled_s = self._offset_s(now)
+
+    def decode(self) -> None:
+        """Note that it decodes."""
+        self.is_decoding = self.has_decoded = True
 
     def _offset_s(self, now: float) -> float:
         return round(now - self.arrival_s, _DIGITS)

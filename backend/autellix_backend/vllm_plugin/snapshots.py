@@ -116,7 +116,7 @@ class SnapshotReporter:
         now, began_s = clock(), self._cpu_clock()
         self._had_calls = bool(len(self._tracker))
         if self._tracker.reports is not None:
-            self._tracker.reports.broadcast(self.snapshot(now, load, held_blocks).to_bytes())
+            self._tracker.reports.broadcast(self.snapshot(now, load, held_blocks))
         period_s = (self._cpu_clock() - began_s) / MAX_SHARE
         self._next_s = now + min(max(PERIOD_S, period_s), MAX_PERIOD_S)
         self._steps, self._steps_s = 0, 0.0
@@ -124,6 +124,7 @@ class SnapshotReporter:
     def snapshot(self, now: float, load: SchedulerLoad, held_blocks: HeldBlocks) -> EngineSnapshot:
         """Return the snapshot of this moment."""
         tracker, machine = self._tracker, self._tracker.machine
+        tracker.bring_up(now)
         memory, report = machine.admission.memory, memory_of(machine, now)
         places = {} if memory is None else memory.inactive.places()
         calls = chain(machine, _refused(machine, places))

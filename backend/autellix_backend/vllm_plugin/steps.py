@@ -26,6 +26,9 @@ class StepTokens:
             results: The model runner's output, with the tokens that it sampled.
         """
         drafts = output.scheduled_spec_decode_tokens
+        if not drafts and output.total_num_scheduled_tokens == len(output.num_scheduled_tokens):
+            # In most steps every request has one token, and decodes.
+            return cls(decoded=output.num_scheduled_tokens)
         prefilled: dict[str, int] = {}
         decoded: dict[str, int] = {}
         for request_id, scheduled in output.num_scheduled_tokens.items():
@@ -45,6 +48,14 @@ class StepTimes:
     def __init__(self) -> None:
         self._started: deque[tuple[Any, float]] = deque()
         self._last_end_s = 0.0
+
+    def __len__(self) -> int:
+        """Return the number of steps under way."""
+        return len(self._started)
+
+    def count_with(self, request_id: str) -> int:
+        """Return the number of steps under way that a request is part of."""
+        return sum(request_id in output.num_scheduled_tokens for output, _ in self._started)
 
     def start(self, output: Any, now: float) -> None:
         """Add a step by its scheduler output."""

@@ -7,8 +7,10 @@ request share one call id; the report carries the caller's call id beside it.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from msgspec.structs import asdict, replace
 
 from autellix_backend.core.admission.contexts import KvFill, count_tokens
 from autellix_backend.core.arrival import Arrival
@@ -19,6 +21,7 @@ from autellix_backend.core.preemption import StepCosts
 from autellix_backend.reports.report import EngineReport
 from autellix_backend.vllm_plugin.context import ContextIndex, Hashes
 from autellix_backend.vllm_plugin.identity import CallIdentity
+from autellix_backend.vllm_plugin.decoding import DecodingCalls, TrackedCall
 from autellix_backend.vllm_plugin.ranks import Rank, rank_of
 from autellix_backend.vllm_plugin.report_server import ReportServer
 from autellix_backend.vllm_plugin.runs import CallRuns
@@ -35,13 +38,14 @@ _UNBOUNDED = StepCosts(budget=1 << 30, chunk=1 << 30)
 
 
 @dataclass(slots=True, kw_only=True)
-class _Tracked:
+class _Left:
+    """A call that has left while steps with it were under way."""
+
     identity: CallIdentity
-    arrival_step: int
-    runs: CallRuns
-    engine_steps: int = 0
-    cached_tokens: int | None = None
-    """Those of its first start."""
+    report: EngineReport
+    steps: int
+    """Those that are under way yet."""
+    is_reported: bool
 
 
 class CallTracker:
@@ -71,7 +75,11 @@ class CallTracker:
         self.reports: ReportServer | None = None
         """Where reports and snapshots go, if the engine has a report address."""
         self.step = 0
-        self._calls: dict[str, _Tracked] = {}
+        self.running: set[str] = set()
+        """The calls in the engine's batch, by request id."""
+        self._calls: dict[str, TrackedCall] = {}
+        self._decoding = DecodingCalls(self.machine, self._calls)
+        self._left: dict[str, _Left] = {}
         self._places: dict[str, int] = {}
         self._next_expiry_s = 0.0
 
@@ -85,10 +93,6 @@ class CallTracker:
 
     def __len__(self) -> int:
         return len(self._calls)
-
-    def is_running(self, request_id: str) -> bool:
-        """Whether the call is in the engine's batch."""
-        return self.machine.call(request_id).is_running
 
     def is_held_back(self, request_id: str) -> bool:
         """Whether admission keeps the call out of the queues."""
@@ -157,9 +161,12 @@ class CallTracker:
             context=context,
             is_pinned=is_prefilled,
         )
-        machine.arrive(arrival, now)
-        self._calls[request_id] = _Tracked(
-            identity=identity, arrival_step=self.step, runs=CallRuns(arrival_s=now)
+        if not machine.shares.knows_only(arrival.tenant):
+            # From here on the order goes by what tenants have received.
+            self._decoding.bring_up(now)
+        call = machine.arrive(arrival, now)
+        self._calls[request_id] = TrackedCall(
+            identity=identity, call=call, arrival_step=self.step, runs=CallRuns(arrival_s=now)
         )
 
     def take_ends(self, now: float) -> None:
@@ -194,6 +201,7 @@ class CallTracker:
         if call.cached_tokens is None:
             call.cached_tokens = cached_tokens
 
+        self.running.add(request_id)
     def pin(self, request_id: str) -> None:
         """Note that a waiting call holds KV blocks, which it would keep if it were not admitted."""
         self.machine.pin(request_id)
@@ -205,7 +213,9 @@ class CallTracker:
 
     def resume(self, request_id: str, now: float) -> None:
         """Let a call wait for a slot again, if it was paused."""
+        self._decoding.stop(request_id, now)
         if self.machine.call(request_id).is_paused:
+        self.running.discard(request_id)
             self.machine.resume(request_id, now)
 
     def preempt(self, request_id: str, now: float, computed_tokens: int = 0) -> None:
@@ -215,27 +225,72 @@ class CallTracker:
 
     def charge(self, tokens: StepTokens, cost_s: float, now: float) -> None:
         """Charge one executed step to every call that was in it, by time or by its tokens."""
+        self._decoding.stop(request_id, now)
         self.step += 1
+        self.running.discard(request_id)
         work = work_of(sum(tokens.prefilled.values()), sum(tokens.decoded.values()))
         self.machine.observe_step(work, cost_s)
         for request_id, prefilled in tokens.prefilled.items():
-            self._charge(request_id, prefilled, 0, cost_s, now)
-        for request_id, decoded in tokens.decoded.items():
-            self._charge(request_id, 0, decoded, cost_s, now)
+            tracked = self._calls.get(request_id)
+            if tracked is not None:
+                tracked.engine_steps += 1
+                self._decoding.stop(request_id, now)
+                tracked.runs.prefill(now)
+                charge_s = self._service_s(cost_s, prefilled, 0)
+                self.machine.charge_step((tracked.call,), charge_s, now, is_prefill=True, tokens=prefilled)
+        self._charge_decoded(tokens.decoded, cost_s, now)
         if now >= self._next_expiry_s:
+        if self._left:
+            tokens = self._charge_left(tokens, cost_s, now)
             self._next_expiry_s = now + _EXPIRE_PERIOD_S
             self._expire(now)
 
-    def _charge(self, request_id: str, prefilled: int, decoded: int, cost_s: float, now: float) -> None:
-        call = self._calls.get(request_id)
-        if call is None:
-            return
-        call.engine_steps += 1
-        call.runs.step(now, is_prefill=prefilled > 0)
-        if self.machine.config.service == "tokens":
-            cost_s = self.machine.config.nominal_service_s(prefilled, decoded)
-        tokens = prefilled or decoded
-        self.machine.charge(request_id, cost_s, now, is_prefill=prefilled > 0, tokens=tokens)
+    def _charge_decoded(self, decoded: Mapping[str, int], cost_s: float, now: float) -> None:
+        sizes = set(decoded.values())
+        for tokens in sizes:
+            # Of drafts, calls decode several.
+            alike = decoded
+            if len(sizes) > 1:
+                alike = {name: each for name, each in decoded.items() if each == tokens}
+            self._decoding.charge(alike, self._service_s(cost_s, 0, tokens), now, tokens=tokens)
+
+    def bring_up(self, now: float) -> None:
+        """Charge running calls all that they have received, before something reads it."""
+        self._decoding.bring_up(now)
+
+    def _service_s(self, cost_s: float, prefilled: int, decoded: int) -> float:
+        """Return what a step charges a call that had these tokens in it."""
+        config = self.machine.config
+        return cost_s if config.service == "measured" else config.nominal_service_s(prefilled, decoded)
+
+    def _charge_left(self, tokens: StepTokens, cost_s: float, now: float) -> StepTokens:
+        """Charge a step to the calls that have left during it; return its tokens without theirs.
+
+        A later request may have the id of one that has left.
+        """
+        prefilled, decoded = dict(tokens.prefilled), dict(tokens.decoded)
+        for request_id in self._left.keys() & (prefilled.keys() | decoded.keys()):
+            left = self._left[request_id]
+            added_s = self._service_s(cost_s, prefilled.pop(request_id, 0), decoded.pop(request_id, 0))
+            arrival, report = left.identity.arrival, left.report
+            self.machine.charge_left(replace(report, call_id=request_id), arrival.tenant, added_s, now)
+            left.report = replace(
+                report, service_s=report.service_s + added_s, engine_steps=report.engine_steps + 1
+            )
+            left.steps -= 1
+            if not left.steps:
+                self._settle(request_id)
+        return StepTokens(prefilled=prefilled, decoded=decoded)
+
+    def settle_left(self) -> None:
+        """Report the calls that have left, as no step with them is under way any more."""
+        for request_id in list(self._left):
+            self._settle(request_id)
+
+    def _settle(self, request_id: str) -> None:
+        left = self._left.pop(request_id)
+        if not left.is_reported:
+            self._send(left.identity, left.report)
 
     def place(self, order: Iterable[Call]) -> list[str]:
         """Set the places of the calls that run next; return those whose place changed."""
@@ -259,9 +314,14 @@ class CallTracker:
 
         Args:
             request_id: The call.
+        steps_under_way: int = 0,
             now: The time.
             prompt_tokens: The tokens of its prompt.
             output_tokens: Those that it decoded.
+        An aborted call is reported once the steps under way with it have ended, whose time it is charged. The
+        answer of a finished one waits for its report, so a step beyond its last token is charged to its
+        program alone.
+
             finish_reason: Why it left.
             is_aborted: Whether it was abandoned.
             context_tokens: What the prefix cache may keep of its context, for the next call of its program.
@@ -270,8 +330,14 @@ class CallTracker:
         call.runs.stop(now)
         self._places.pop(request_id, None)
         # A call without a start has not prefilled anything.
+            steps_under_way: The steps under way that it is part of.
+
+        Returns:
+            The report, without these steps.
         cached_tokens = prompt_tokens if call.cached_tokens is None else call.cached_tokens
+        self._decoding.stop(request_id, now)
         work = work_of(max(0, prompt_tokens - cached_tokens), output_tokens)
+        self.running.discard(request_id)
         if is_aborted:
             record = self.machine.abort(request_id, now, work=work)
         else:
@@ -294,8 +360,16 @@ class CallTracker:
             runs=tuple(call.runs.ended),
             prefilled_s=call.runs.prefilled_s,
         )
-        if self.is_reporting and self.reports is not None:
-            self.reports.send(call.identity.gateway, report.to_bytes())
+        is_reported = not (steps_under_way and is_aborted)
+        if request_id in self._left:
+            # Another one has had its id.
+            self._settle(request_id)
+        if steps_under_way:
+            self._left[request_id] = _Left(
+                identity=call.identity, report=report, steps=steps_under_way, is_reported=is_reported
+            )
+        if is_reported:
+            self._send(call.identity, report)
         return report
 
     def _drop_program(self, arrival: Arrival, now: float) -> None:
@@ -303,6 +377,10 @@ class CallTracker:
         program = self.machine.table.get(arrival.program_id)
         if arrival.inherited_s is not None and program is not None and not program.active_calls:
             self._end(arrival.program_id, now)
+    def _send(self, identity: CallIdentity, report: EngineReport) -> None:
+        if self.is_reporting and self.reports is not None:
+            self.reports.send(identity.gateway, report)
+
 
     def _end(self, program_id: str, now: float) -> None:
         self.machine.end_program(program_id, now)

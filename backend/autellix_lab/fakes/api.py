@@ -232,7 +232,7 @@ class FakeApi:
         if self._on_report is not None:
             self._on_report(report)
         if self.report_server is not None:
-            self.report_server.send(call.gateway, report.to_bytes())
+            self.report_server.send(call.gateway, report)
 
 
 def _error(status: int, message: str, kind: str) -> web.Response:

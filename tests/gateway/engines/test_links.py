@@ -96,7 +96,7 @@ async def test_snapshots_show_where_calls_are() -> None:
         key = engine.calls[0].xargs["autellix_call"]
         waiting = standing("p", place=1, level=1, call_id=key)
         assert engine.report_server is not None
-        engine.report_server.broadcast(snapshot(waiting, slots=7).to_bytes())
+        engine.report_server.broadcast(snapshot(waiting, slots=7))
         await until(lambda: rig.handle.snapshots.merged is not None)
         row = await rig.engine()
         assert (row["slots"], row["reporting"]) == (7, "up")
@@ -204,7 +204,7 @@ async def test_a_restart_between_two_probes_is_noticed() -> None:
     async with engine_of_others(address) as engine, gateway(engine) as rig:
         await rig.reports("up")
         assert engine.report_server is not None
-        engine.report_server.broadcast(snapshot().to_bytes())
+        engine.report_server.broadcast(snapshot())
         await until(lambda: rig.handle.snapshots.merged is not None)
         await asyncio.to_thread(engine.report_server.close)
         engine.listen()

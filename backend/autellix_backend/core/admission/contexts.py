@@ -96,7 +96,12 @@ class ProgramContexts:
     def resize(self, call_id: str, tokens: int) -> None:
         """Set the present length of a live call's context."""
         held = self._live[call_id]
-        if tokens != held.tokens:
+        if tokens > held.tokens >= held.shared:
+            # As it decodes: what it shares with others stays.
+            counted = max(held.shared, self._prefix)
+            self._own_tokens += self._fill(tokens, counted) - self._fill(held.tokens, counted)
+            held.tokens = tokens
+        elif tokens != held.tokens:
             self._uncount(call_id)
             held.tokens = tokens
             self._count(call_id)

@@ -49,6 +49,8 @@ class Policy:
     preempts: ClassVar[bool] = True
     """Whether a waiting call may take the slot of a running one that comes after it."""
     promotes: ClassVar[bool] = True
+    acts_on_service: ClassVar[bool] = True
+    """Whether what a running call has received moves it, or decides about its preemption."""
     """Whether waiting calls are promoted as their wait/service ratio reaches beta."""
     is_clairvoyant: ClassVar[bool] = False
     """Whether it needs what only a simulator knows."""

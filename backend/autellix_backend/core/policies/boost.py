@@ -30,6 +30,7 @@ class Boost(Plas):
     promotes: ClassVar[bool] = False
     boosts: ClassVar[bool] = True
 
+    acts_on_service: ClassVar[bool] = False
     def make_queue(self, inputs: QueueInputs) -> Queue:
         """Return a queue in the order of the programs' keys."""
         return ProgramQueue(inputs.boost.key_s, inputs.numbers)

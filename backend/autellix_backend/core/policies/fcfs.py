@@ -23,6 +23,7 @@ class Fcfs(Mlfq):
     rule: ClassVar[str] = "calls run in order of arrival"
     reorders: ClassVar[bool] = False
     has_levels: ClassVar[bool] = False
+    acts_on_service: ClassVar[bool] = False
 
     def make_queue(self, inputs: QueueInputs) -> Queue:
         """Return a queue of one level."""

@@ -7,10 +7,10 @@ PolicyOrdering     the scheduler's own machine decides, for an engine that canno
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import ClassVar
 
 import msgspec
+from msgspec.structs import replace
 
 from autellix_backend.core.admission.working_set import REVIEW_STEPS
 from autellix_backend.core.arrival import Arrival
