@@ -474,7 +474,7 @@ def test_forgetting_a_program_lets_its_active_calls_go_on(engine: Engine) -> Non
     engine.arrive("a1", 60)
     engine.machine.forget_program("a")
     engine.machine.forget_program("unknown")
-    engine.machine.admission.rekey("unknown")
+    engine.machine.admission.move("unknown")
     assert engine.active == "a"
 
     engine.finish("a1", 60)
@@ -1227,9 +1227,9 @@ def test_keys_follow_the_work_of_programs() -> None:
     engine.now = 1000.0
     engine.machine.table.statistics.sizes_of("").known = 2.0
     engine.finish("a1", 60)
-    engine.machine.table["b"].work = 1e9
+    assert engine.admission.memory.inactive.places() == {"b": 1, "c": 2}
 
-    engine.machine.tick(engine.now)
+    engine.arrive("b2", 60, shared=60, work=1e9)
 
     assert engine.admission.memory.inactive.places() == {"c": 1, "b": 2}
     assert engine.admission.is_due(engine.step)

@@ -23,9 +23,7 @@ def make_boost(response_s: float = 100.0, spread: float = 1.0, share: float = 0.
     statistics.on_live(0.0)
     statistics.on_idle(response_s)
     statistics.on_live(response_s)
-    boost = ProgramBoost(share, statistics, TokenCost(TOKEN_S))
-    boost.refresh()
-    return boost
+    return ProgramBoost(share, statistics, TokenCost(TOKEN_S))
 
 
 def program(created_s: float = 0.0, **facts: Any) -> Program:
@@ -98,38 +96,38 @@ def test_a_program_is_passed_only_by_those_that_arrive_within_the_largest_boost(
     assert boost.key_s(later) >= boost.key_s(program(arrival_s, work=work)) - 1e-6
 
 
-def test_keys_are_kept_until_strength_or_cost_have_moved_by_a_tenth() -> None:
+def test_keys_follow_strength_and_cost_and_places_do_not() -> None:
     boost = make_boost()
     statistics, cost = boost._statistics, boost._token_cost
-    assert not boost.refresh()
+    place, before = boost.place(program()), boost.key_s(program())
 
-    statistics.on_idle(105.0)
-    statistics.on_live(105.0)
-    assert not boost.refresh()
-    assert boost.strength_s == pytest.approx(70.0)
     statistics.on_idle(120.0)
     statistics.on_live(120.0)
-    assert boost.refresh()
     assert boost.strength_s == pytest.approx(84.0)
-
-    before = boost.key_s(program())
-    cost.observe(1.0, 1.05 * TOKEN_S)
-    assert not boost.refresh()
+    stronger = boost.key_s(program())
+    assert stronger < before
     cost.observe(1.0, 2 * TOKEN_S)
-    assert boost.refresh()
-    assert boost.key_s(program()) > before
-    assert not boost.refresh()
+    assert stronger < boost.key_s(program())
+    assert boost.place(program()) == place
+
+
+def test_the_boosts_that_are_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autellix_backend.core.boost.MAX_CLASSES", 3)
+    boost = make_boost()
+    keys = [boost.key_s(program(work=2.0**exponent)) for exponent in range(9, 20)]
+
+    assert keys == sorted(keys)
+    assert len(boost._boosts_s) <= 3
+    assert [boost.key_s(program(work=2.0**exponent)) for exponent in range(9, 20)] == keys
 
 
 def test_the_sizes_of_a_tenant_move_no_other_tenants_keys() -> None:
     boost = make_boost()
     theirs = boost._statistics.sizes_of("other")
     theirs.known = 0.75
-    boost.refresh()
     before = [boost.key_s(program(50.0, work=4096.0, tenant=tenant)) for tenant in ("", "other")]
     theirs.known = 0.0
 
-    assert boost.refresh()
     assert boost.strength_s == pytest.approx(70.0)
     assert boost.key_s(program(50.0, work=4096.0)) == before[0]
     assert boost.key_s(program(50.0, work=4096.0, tenant="other")) == 50.0 != before[1]
@@ -141,7 +139,7 @@ def test_without_strength_no_cost_moves_the_keys() -> None:
     boost = make_boost(share=0.0)
     boost._token_cost.observe(1.0, 5 * TOKEN_S)
 
-    assert not boost.refresh()
+    assert boost.key_s(program(5.0, work=4096.0)) == 5.0
 
 
 def test_an_output_token_weighs_many_prompt_tokens() -> None:

@@ -8,8 +8,8 @@ import pytest
 
 from autellix_backend.core.arrival import Arrival, Context
 from autellix_backend.core.config import SchedulerConfig
-from autellix_backend.core.keys import KEYS_PER_TICK
 from autellix_backend.core.machine import Machine
+from autellix_backend.core.places import MOVES_PER_REVIEW
 
 
 class Engine:
@@ -103,14 +103,14 @@ def test_a_program_keeps_its_first_group() -> None:
 
 def test_a_large_group_moves_in_parts() -> None:
     engine = Engine()
-    for number in range(3 * KEYS_PER_TICK):
+    for number in range(3 * MOVES_PER_REVIEW):
         engine.arrive(f"p{number}", "g")
     engine.decide()
     engine.now = 10.0
     engine.end("p0")
-    assert engine.machine.keys.are_stale
+    assert engine.machine.places.are_stale
     decisions = 0
-    while engine.machine.keys.are_stale:
+    while engine.machine.places.are_stale:
         engine.decide()
         decisions += 1
     assert 3 <= decisions <= 6
@@ -124,5 +124,5 @@ def test_other_policies_have_no_head_start() -> None:
     engine.arrive("c", "g")
     engine.now = 5.0
     engine.end("a")
-    assert not engine.machine.keys.are_stale
+    assert not engine.machine.places.are_stale
     assert engine.order() == ["b", "c"]

@@ -12,7 +12,6 @@ from autellix_backend.core.arrival import Arrival, Context
 from autellix_backend.core.call import ChangeReason, LevelChange
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.errors import DuplicateCallError, IllegalMoveError, UnknownCallError
-from autellix_backend.core.keys import KEYS_PER_TICK
 from autellix_backend.core.machine import Machine
 from autellix_backend.core.table import ProcessTable
 
@@ -325,34 +324,18 @@ def test_a_boosted_machine_preempts_nobody() -> None:
     assert not Machine(SchedulerConfig(policy="plas", preemption="never")).preempts
 
 
-def test_after_the_boost_has_moved_each_tick_gives_some_programs_their_new_keys() -> None:
+def test_a_new_strength_moves_no_program() -> None:
+    """The order follows it all the same."""
     machine = boosted()
-    for index in range(3 * KEYS_PER_TICK):
-        machine.arrive(Arrival(f"c{index}", f"p{index}"), 1.0)
-    machine.tick(100.0)
-    assert machine.keys.are_stale
+    machine.arrive(Arrival("large", "q", work=1e6), 99.0)
+    machine.arrive(Arrival("small", "r", age_s=0.0), 100.0)
+    assert [call.call_id for call in machine][-2:] == ["small", "large"]
 
-    moved = [len(machine.tick(100.0)) for _ in range(6)]
+    machine.table.statistics.sizes_of("").known = 0.0
 
-    assert 0 < max(moved) <= KEYS_PER_TICK
-    assert not machine.keys.are_stale
-    assert {call.key for call in machine if call.call_id != "long"} == {
-        machine.boost.key_s(machine.table["p0"])
-    }
+    assert not machine.tick(100.0)
+    assert [call.call_id for call in machine][-2:] == ["large", "small"]
     machine.check()
-
-
-def test_a_program_that_has_left_meanwhile_needs_no_key() -> None:
-    machine = boosted()
-    for index in range(KEYS_PER_TICK):
-        machine.arrive(Arrival(f"c{index}", f"p{index}"), 1.0)
-    machine.tick(100.0)
-    for index in range(KEYS_PER_TICK):
-        machine.abort(f"c{index}", 100.0)
-        machine.end_program(f"p{index}", 100.0)
-
-    assert {change.call_id for change in machine.tick(100.0)} <= {"long"}
-    assert not machine.keys.are_stale
 
 
 def events_of_one_program(policy: str, admission: str, waiting: int) -> int:
@@ -400,8 +383,6 @@ def test_a_program_with_many_calls_moves_once() -> None:
     for index in range(50):
         machine.arrive(Arrival(f"q{index}", "q"), 100.0)
     machine.tick(101.0)
-    while machine.keys.are_stale:
-        machine.tick(101.0)
     assert [call.call_id for call in machine][-1] == "r"
 
     machine.arrive(Arrival("q50", "q", work=1e6), 101.0)

@@ -77,14 +77,14 @@ def test_admission_follows_the_policy(name: str, key: float) -> None:
     program = Program(program_id="p", created_s=7.0, service_s=4.0, expected_s=2.0)
     boost = ProgramBoost(0.0, ProgramStatistics(), TokenCost(0.005))
 
-    assert make_policy(name).program_key(program, boost) == key
+    assert make_policy(name).place(program, boost).base == key
 
 
 def test_admission_goes_by_attained_service_where_nothing_is_expected() -> None:
     program = Program(program_id="p", created_s=7.0, service_s=4.0)
     boost = ProgramBoost(0.0, ProgramStatistics(), TokenCost(0.005))
 
-    assert make_policy("hinted").program_key(program, boost) == 4.0
+    assert make_policy("hinted").place(program, boost).base == 4.0
 
 
 def test_boosted_programs_are_never_preempted_for_their_order() -> None:

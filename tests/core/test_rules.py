@@ -14,6 +14,7 @@ from autellix_backend.core.call import Call
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.machine import Machine
 from autellix_backend.core.names import ADMISSION_NAMES
+from autellix_backend.core.place import Place
 from autellix_backend.core.policies.base import Policy, QueueInputs
 from autellix_backend.core.queues.base import Queue
 from autellix_backend.core.queues.programs import ProgramQueue
@@ -27,7 +28,7 @@ class LastComeFirstServed(Policy):
     name: ClassVar[str] = "lcfs"
 
     def make_queue(self, inputs: QueueInputs) -> Queue:
-        return ProgramQueue(lambda program: -program.created_s, inputs.numbers)
+        return ProgramQueue(lambda program: Place(-program.created_s), inputs.numbers)
 
 
 class OneAtATime(Admission):
@@ -88,7 +89,7 @@ def test_only_bounded_memory_is_allotted(name: str, kv_tokens: float) -> None:
             kv_tokens=kv_tokens,
             statistics=ProgramStatistics(),
             token_cost=TokenCost(0.005),
-            key_of=lambda program: program.created_s,
+            place_of=lambda program: Place(program.created_s),
             holding_of=lambda _: (),
         )
     )

@@ -50,6 +50,7 @@ from vllm.v1.kv_offload.base import (
 from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
 
 from autellix_backend import vllm_plugin
+from autellix_backend.core.place import WorkClass
 from autellix_backend.core.retention import Retention
 from autellix_backend.engines.vllm_command import kv_transfer_config
 from autellix_backend.kernels.errors import Code, SwapError
@@ -530,16 +531,20 @@ def _compare_queues(seed: int) -> dict[str, Any]:
 def _move_groups(generator: random.Random) -> dict[str, Any]:
     """Do random things to a queue of requests that move together, and count what a move takes."""
     bases = {group: generator.randrange(10) << 64 for group in range(6)}
+    classes: dict[int, WorkClass | None] = {group: WorkClass("", group // 2) for group in bases}
+    boosts: dict[WorkClass | None, int] = dict.fromkeys((None, *classes.values()), 0)
     groups: dict[_Item, int | None] = {}
 
     def rank_of(item: _Item) -> Rank:
         group = groups[item]
-        return Rank(item.priority << 64) if group is None else Rank(bases[group], item.priority, group)
+        if group is None:
+            return Rank(item.priority << 64)
+        return Rank(bases[group], item.priority, group, classes[group], boosts[classes[group]])
 
-    queue = RankedRequestQueue((), lambda _: False, rank_of)
+    queue = RankedRequestQueue((), lambda _: False, rank_of, boost_of=boosts.__getitem__)
     items: list[_Item] = []
     for number in range(3000):
-        action = generator.choice(["add", "add", "pop", "remove", "move", "move group"])
+        action = generator.choice(["add", "add", "pop", "remove", "move", "move group", "boost"])
         item = generator.choice(items) if items else None
         if action == "add" or item is None:
             item = _Item(generator.choice([number, generator.randrange(number + 1)]))
@@ -554,10 +559,13 @@ def _move_groups(generator: random.Random) -> dict[str, Any]:
         elif action == "move":
             groups[item] = generator.choice([None, *bases])
             queue.add_request(item)
+        elif action == "boost":
+            boosts[generator.choice([*classes.values()])] = -generator.randrange(10) << 64
         else:
             group = generator.choice([*bases])
             bases[group] = generator.randrange(10) << 64
-            queue.move_group(group, bases[group])
+            classes[group] = generator.choice([None, *classes.values()])
+            queue.move_group(group, bases[group], classes[group])
         expected = sorted(rank_of(item).number for item in items)
         assert [rank_of(item).number for item in queue] == expected
         assert not items or rank_of(queue.peek_request()).number == expected[0]

@@ -9,6 +9,7 @@ from enum import StrEnum
 import msgspec
 
 from autellix_backend.core.errors import IllegalMoveError
+from autellix_backend.core.place import BoostOf, Place
 
 
 class ChangeReason(StrEnum):
@@ -63,7 +64,9 @@ class CallRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 class CallGroup:
     """The queued calls of one program, in order of arrival, where they all have the program's key."""
 
-    key: float
+    place: Place
+    """That of the program."""
+    boost_of: BoostOf
     # A plain dict keeps holes where calls left, and the search for the first would visit them all.
     calls: OrderedDict[str, Call] = field(default_factory=OrderedDict)
 
@@ -73,8 +76,13 @@ class CallGroup:
         return next(iter(self.calls.values()))
 
     @property
+    def key(self) -> float:
+        """The program's present key."""
+        return self.place.base + self.boost_of(self.place.work_class)
+
+    @property
     def rank(self) -> tuple[float, int]:
-        """The program's place (key, seq), that of its first call; lower runs first."""
+        """The program's rank (key, seq), that of its first call; lower runs first."""
         return (self.key, self.first.seq)
 
 
@@ -229,6 +237,8 @@ class Call:
     def charge(self, cost_s: float, *, is_prefill: bool, tokens: int, steps: int) -> None:
         """Add the model time and the tokens of some steps."""
         if self.behind_tokens > 0:
+            # Of several steps, each computes a token.
+            self.new_steps += max(0, steps - self.behind_tokens)
             self.behind_tokens -= tokens
         else:
             self.new_steps += steps
@@ -237,8 +247,6 @@ class Call:
         self.prefill_debt_s += cost_s if is_prefill else -cost_s
 
     def reset_ratio(self, now: float) -> None:
-            # Of several steps, each computes a token.
-            self.new_steps += max(0, steps - self.behind_tokens)
         """Set W_c and T_c to zero."""
         self.wait_mark_s = self.wait_at(now)
         self.service_mark_s = self.service_s

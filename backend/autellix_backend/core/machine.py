@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
-from itertools import chain, count
+from itertools import count
 from operator import attrgetter
 
 from autellix_backend.core.admission import Admission, AdmissionInputs, make_admission
@@ -21,7 +21,7 @@ from autellix_backend.core.boost import ProgramBoost
 from autellix_backend.core.call import Call, CallRecord, ChangeReason, LevelChange
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.errors import DuplicateCallError, UnknownCallError
-from autellix_backend.core.keys import ProgramKeys
+from autellix_backend.core.places import ProgramPlaces
 from autellix_backend.core.policies import Policy, make_policy
 from autellix_backend.core.policies.base import QueueInputs
 from autellix_backend.core.quanta import QuantumWatch
@@ -67,14 +67,15 @@ class Machine:
         """The wait/service ratio at which calls are promoted."""
         self.token_cost = TokenCost(config.token_s)
         self.boost = ProgramBoost(config.boost, self.table.statistics, self.token_cost)
-        self.keys = ProgramKeys(self.policy, self.boost)
+        self.places = ProgramPlaces(self.policy, self.boost)
         inputs = AdmissionInputs(
             config=config,
             kv_tokens=kv_tokens,
             fill=fill,
             statistics=self.table.statistics,
             token_cost=self.token_cost,
-            key_of=self.keys.of,
+            place_of=self.places.of,
+            boost_of=self.boost.of,
             holding_of=self.holding_of,
         )
         self.admission = make_admission(inputs) if admission is None else admission
@@ -380,7 +381,7 @@ class Machine:
         Returns:
             The calls that were admitted or withdrawn; `Call.is_admitted` has which.
         """
-        self.keys.move_marked(self._rekey)
+        self.places.move_marked(self._move)
         if not self.admission.is_due(step):
             return []
         changed = self.admission.review(now, step, tokens_of)
@@ -402,9 +403,8 @@ class Machine:
 
         The cost is that of the calls concerned: those whose quantum is used up or whose deadline has passed.
         """
-        self.keys.refresh(self._programs, self._rekey)
         changes: list[LevelChange] = []
-        used = self.quanta.pop()
+        used = self.quanta.pop() if self.quanta.is_due else {}
         starving = {call.call_id: call for call in self.starvation.pop_due(now)}
         for call in sorted({**starving, **used}.values(), key=_rank):
             program = self.table[call.program_id]
@@ -479,7 +479,7 @@ class Machine:
     def _move_group(self, program: Program) -> None:
         """Give the others of a program's group a head start, if it has left the table."""
         if program.group is not None and program.program_id not in self.table:
-            self.keys.mark(program.group.living)
+            self.places.mark(program.group.living)
 
     def _hold(self, call: Call) -> None:
         self._holding.setdefault(call.program_id, {})[call.call_id] = call
@@ -504,23 +504,18 @@ class Machine:
         """Take a waiting call out of its queue, until its program is active again."""
         self.shares.leave(call)
         if self.quanta.forget(call):
-            self._mark_moved(call)
+            # It leaves the move of its program to the next call.
+            self._mark_moved(self.table[call.program_id], call.tenant)
         self.starvation.forget(call)
         call.withdraw(now)
 
-    def _programs(self) -> Iterator[str]:
-        """Walk the programs that have keys here; those with several calls come up several times."""
-        return chain((call.program_id for call in self._calls.values()), self.admission.keyed_programs())
-
-    def _rekey(self, program_id: str) -> int:
-        """Give a program its present key, and have the tick move it; return how many calls it has."""
-        self.admission.rekey(program_id)
+    def _move(self, program_id: str) -> int:
+        """Give a program its present place, and have the tick move it; return how many calls it has."""
+        self.admission.move(program_id)
         program = self.table.get(program_id)
         if program is None:
             return 0
-        first = self.shares.first_of(program.tenant, program_id)
-        if first is not None and first.key != self.keys.of(program):
-            self.quanta.add(first)
+        self._mark_moved(program, program.tenant)
         return len(program.active_calls)
 
     def _inherited(self, program: Program, arrival: Arrival) -> float:

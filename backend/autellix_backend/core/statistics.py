@@ -27,8 +27,9 @@ class SizeSpread:
     """The spread of the last sizes: the standard deviation of ln(work), with a prior around the same mean."""
 
     def __init__(self) -> None:
-        self.known: float | None = None
-        """The spread as another table has measured it, which takes the place of the prior."""
+        self._known: float | None = None
+        self._value: float | None = None
+        """None once it has changed."""
         self._sizes: deque[float] = deque()
         self._sum = 0.0
         self._squares = 0.0
@@ -36,10 +37,20 @@ class SizeSpread:
     def __len__(self) -> int:
         return len(self._sizes)
 
+    @property
+    def known(self) -> float | None:
+        """The spread as another table has measured it, which takes the place of the prior."""
+        return self._known
+
+    @known.setter
+    def known(self, spread: float | None) -> None:
+        self._known, self._value = spread, None
+
     def add(self, work: float) -> None:
         """Add the work of an ended program; a program without any has no size."""
         if work <= 0:
             return
+        self._value = None
         size = math.log(work)
         self._sizes.append(size)
         self._sum += size
@@ -52,6 +63,11 @@ class SizeSpread:
     @property
     def value(self) -> float:
         """The standard deviation."""
+        if self._value is None:
+            self._value = self._measured()
+        return self._value
+
+    def _measured(self) -> float:
         count = len(self._sizes)
         deviations = self._squares - self._sum * self._sum / count if count else 0.0
         programs, spread = PRIOR_PROGRAMS, PRIOR_SPREAD

@@ -51,9 +51,7 @@ class StepDecisions:
             call = self._machine.call(change.call_id)
             if call.group is not None:
                 # Also if the call itself has a place among all tenants.
-                self._engine.order.move_group(rank_of(call))
-                moved = self._machine.holding_of(call.program_id)
-                self._engine.order.rerank_running(each.call_id for each in moved)
+                self._engine.order.move_group(rank_of(call, self._machine.boost.of))
         if is_paused or is_holding:
             return []
         refused = self._blocks.take_refused()

@@ -16,6 +16,7 @@ from vllm.v1.kv_cache_interface import (
 )
 from vllm.v1.request import Request, RequestStatus
 
+from autellix_backend.core.admission.contexts import KvFill, fill_blocks
 from autellix_backend.core.preemption import fit_together
 
 _CONSTANT = (CircularBufferSpec, CrossAttentionSpec, HiSparseHotSpec)
@@ -36,6 +37,8 @@ class BlockGroup:
             self._added = spec.max_memory_usage_bytes(vllm_config) // spec.page_size_bytes
         self.grows = not self._is_constant and self.first_needed(max_model_len) == 0
         """Whether it keeps whole contexts, and not just a window or a state."""
+        self.is_plain = self.grows and not self._added
+        """Whether it keeps whole contexts and nothing else."""
 
     def first_needed(self, tokens: int) -> int:
         """Return the first token of a context that the layers need for its latest one."""
@@ -85,6 +88,12 @@ class EngineBlocks:
         }
         blocks_per_token = sum(Fraction(1, each.block_tokens) for each in self._groups.values() if each.grows)
         self._tokens_per_block = 1 / blocks_per_token if blocks_per_token else None
+        groups = list(self._groups.values())
+        is_plain = len(groups) == 1 and groups[0].is_plain
+        self.fill: KvFill = fill_blocks(groups[0].block_tokens) if is_plain else self._fill
+        """Returns the KV memory (tokens) that a context fills beside its first tokens."""
+        self._unwatched: Any = None
+        """The manager's `allocate_slots`, while it is wrapped."""
         # vLLM stops admitting at the first refusal, so there is at most one in a step.
         self._refused: Request | None = None
         self._refused_blocks = 0
@@ -101,8 +110,7 @@ class EngineBlocks:
         """The tokens of whole contexts that a block is worth, as all tokens over all blocks."""
         return int(self._tokens_per_block or self._scheduler.block_size) or 1
 
-    def fill(self, tokens: int, counted: int) -> int:
-        """Return the KV memory (tokens) that a context fills beside its first `counted` tokens."""
+    def _fill(self, tokens: int, counted: int) -> int:
         worth = self._tokens_per_block
         assert worth is not None, "nothing counts where contexts do not grow"
         # Rounded up, and not by the arithmetic of fractions, which takes longer than all the rest.
@@ -156,12 +164,17 @@ class EngineBlocks:
         return False
 
     def watch(self, guard: Callable[[Callable[[], None]], None]) -> None:
-        """Wrap the manager's `allocate_slots` to remember refusals to waiting requests.
+        """Remember refusals to waiting requests until `end_watch`, by a wrapper of `allocate_slots`.
+
+        vLLM allocates blocks to all running requests before it looks at the first waiting one, so the wrapper
+        comes with that look: in most steps it is not there at all.
 
         Args:
             guard: Calls what it gets, and catches its errors: vLLM may pass other arguments one day.
         """
-        allocate = self._manager.allocate_slots
+        if self._unwatched is not None:
+            return
+        allocate = self._unwatched = self._manager.allocate_slots
 
         def allocate_slots(*args: Any, **kwargs: Any) -> Any:
             blocks = allocate(*args, **kwargs)
@@ -170,6 +183,11 @@ class EngineBlocks:
             return blocks
 
         self._manager.allocate_slots = allocate_slots
+
+    def end_watch(self) -> None:
+        """Leave vLLM's method as it is."""
+        if self._unwatched is not None:
+            self._manager.allocate_slots, self._unwatched = self._unwatched, None
 
     def _on_refused(self, request: Request, num_new_tokens: int, *_: Any, **options: Any) -> None:
         if request.status != RequestStatus.RUNNING:

@@ -9,6 +9,7 @@ import math
 import secrets
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 from msgspec.structs import replace
@@ -90,9 +91,12 @@ class SchedulerPlugin:
         if machine.policy.reorders or machine.admission.memory is not None:
             self.is_in_charge = True
             self.engine.order.take_over(
-                self.tracker.rank, self.tracker.is_held_back, is_ordering=machine.policy.reorders
+                self.tracker.rank,
+                self.tracker.is_held_back,
+                self.tracker.boost_of,
+                partial(self.engine.blocks.watch, guard),
+                is_ordering=machine.policy.reorders,
             )
-            self.engine.blocks.watch(guard)
 
     def arrive(self, request: Request) -> None:
         """Track a new request, and rank it."""
@@ -129,6 +133,7 @@ class SchedulerPlugin:
         if is_ordering and engine.blocks.may_run_out():
             undoing.callback(engine.order.put_back)
             machine = self.tracker.machine
+            self.tracker.bring_up(self._clock())
             engine.order.put_worst_last(lambda request_id: not has_earned(machine.call(request_id)))
 
     def lift_cap(self, undoing: ExitStack) -> None:
@@ -139,12 +144,12 @@ class SchedulerPlugin:
 
     def load_ahead(self, loading: ExitStack, *, is_throttled: bool) -> None:
         """Let vLLM start loads from host memory, until `loading` is closed, unless it begins no prefill."""
-            self.tracker.bring_up(self._clock())
         if not self.engine.holds_prefills(is_throttled=is_throttled):
             loading.enter_context(self.host_tier.loading_ahead(self.host_tier.to_load()))
 
     def on_scheduled(self, output: SchedulerOutput, started_s: float) -> None:
         """Note a scheduled step, and start the calls that got a slot in it."""
+        self.engine.blocks.end_watch()
         if not output.num_scheduled_tokens:
             return
         self._steps.start(output, started_s)
@@ -176,13 +181,13 @@ class SchedulerPlugin:
         cost_s = self._steps.end(output, now)
         tokens = StepTokens.of(output, results)
         self.tracker.charge(tokens, cost_s, now)
+        if not self._steps:
+            self.tracker.settle_left()
         self.prices.observe_step(tokens, cost_s)
         self._reporter.observe_step(cost_s)
 
     def on_preempted(self, request: Request) -> None:
         """Preempt the call of a request, by whomever."""
-        if not self._steps:
-            self.tracker.settle_left()
         if request.request_id in self.tracker.running:
             self.tracker.preempt(request.request_id, self._clock(), request.num_computed_tokens)
             self._rank(request)
@@ -231,6 +236,7 @@ class SchedulerPlugin:
                 finish_reason=str(reason) if reason is not None else "unknown",
                 is_aborted=request.status in _ABORTED and not is_over,
                 context_tokens=request.num_tokens if self.engine.blocks.is_caching else 0,
+                steps_under_way=self._steps.count_with(request.request_id),
             )
 
     def report(self) -> None:
@@ -246,7 +252,6 @@ class SchedulerPlugin:
 
     def _send_snapshot(self) -> None:
         if self._reporter.is_due(self._clock):
-                steps_under_way=self._steps.count_with(request.request_id),
             blocks, free = self.engine.blocks, self.engine.free_slots
             load = load_of(
                 self._scheduler,
@@ -258,7 +263,8 @@ class SchedulerPlugin:
             self._reporter.send(self._clock, load, blocks.held)
 
     def _rank(self, request: Request) -> None:
-        if self.is_in_charge:
+        # Only where a waiting request may take the slot of a running one, priorities are compared.
+        if self.is_in_charge and self.tracker.machine.preempts:
             self.engine.order.rerank(request)
 
 

@@ -145,6 +145,7 @@ class ProgramSchedulerMixin(_Host):
     def shutdown(self) -> None:
         """Stop reporting, and let vLLM end its own."""
         if self.plugin is not None and self.plugin.tracker.reports is not None:
+            self._try(self.plugin.tracker.settle_left)
             self._try(self.plugin.tracker.reports.close)
         super().shutdown()
 

@@ -11,6 +11,7 @@ from itertools import count
 from vllm.v1.core.sched.request_queue import RequestQueue
 from vllm.v1.request import Request
 
+from autellix_backend.core.place import WorkClass
 from autellix_backend.vllm_plugin.ranks import Rank
 
 _SLACK = 64
@@ -23,6 +24,7 @@ class _Group:
     """Requests that move together, or one that moves alone."""
 
     base: int
+    work_class: WorkClass | None
     requests: list[_Queued] = field(default_factory=list)
     """By their own part of the rank, then in order of entry."""
     entry: _Entry | None = None
@@ -30,6 +32,7 @@ class _Group:
 
 
 _Entry = tuple[int, int, int, _Group]
+"""The number of its first request without the boost, that request's entry, its own number, and the group."""
 
 
 def _by_priority(request: Request) -> Rank:
@@ -47,8 +50,9 @@ class RankedRequestQueue(RequestQueue):
     after a preemption, and remove one that is not.
 
     vLLM's own priority queue re-heaps everything when a request is removed, comparing in Python: milliseconds
-    with ten thousand waiting. Here a group of requests has one entry in the heap, however many it has, and a
-    void entry stays there and is passed over when it comes up.
+    with ten thousand waiting. Here a group of requests has one entry in a heap, however many it has, and a
+    void entry stays there and is passed over when it comes up. Each class of work has a heap, and the first
+    entries are compared by the present boosts of their classes.
     """
 
     def __init__(
@@ -57,6 +61,8 @@ class RankedRequestQueue(RequestQueue):
         is_held_back: Callable[[Request], bool] = lambda _: False,
         rank_of: Callable[[Request], Rank] = _by_priority,
         deferred: set[Request] | None = None,
+        boost_of: Callable[[WorkClass | None], int] = lambda _: 0,
+        on_look: Callable[[], None] = lambda: None,
     ) -> None:
         """Queue requests.
 
@@ -66,11 +72,18 @@ class RankedRequestQueue(RequestQueue):
             rank_of: Returns the rank of a request that is added or moved; must not raise.
             deferred: vLLM's set of waiting requests that no free slot or block would help, where it looks to
                 learn whether it is short of capacity; those that are held back are in it.
+            boost_of: Returns the present boost of a class of work, as a part of a rank's number; must not
+                raise.
+            on_look: Called when vLLM looks at the first request; must not raise.
         """
         self._is_held_back = is_held_back
         self._rank_of = rank_of
         self._deferred = set() if deferred is None else deferred
-        self._heap: list[_Entry] = []
+        self._boost_of = boost_of
+        self._on_look = on_look
+        self._heaps: dict[WorkClass | None, list[_Entry]] = {}
+        self._entries = 0
+        """Those in all heaps."""
         self._groups: dict[Hashable, _Group] = {}
         """By the group of the rank; a request that moves alone is its own group."""
         self._queued: dict[Request, tuple[Hashable, _Queued]] = {}
@@ -96,16 +109,16 @@ class RankedRequestQueue(RequestQueue):
         key = request if rank.group is None else rank.group
         group = self._groups.get(key)
         if group is None:
-            group = self._groups[key] = _Group(rank.base)
+            group = self._groups[key] = _Group(rank.base, rank.work_class)
         group.base = rank.base
         queued = (rank.own, number, request)
         insort(group.requests, queued)
         self._queued[request] = (key, queued)
-        self._place(group)
+        self._place(group, rank.work_class)
 
     def pop_request(self) -> Request:
         """Remove and return the first request."""
-        request = self.peek_request()
+        request = self.first()
         if self._offered is not None:
             self._offered.pop()
         self.remove_request(request)
@@ -113,16 +126,34 @@ class RankedRequestQueue(RequestQueue):
 
     def peek_request(self) -> Request:
         """Return the first request; IndexError if there is none, as vLLM's queues do."""
+        self._on_look()
+        return self.first()
+
+    def first(self) -> Request:
+        """Return the first request as `peek_request` does, but for our own use."""
         if self._offered is not None:
             # IndexError as well.
             return self._offered[-1]
-        while self._heap:
-            entry = self._heap[0]
-            group = entry[-1]
-            if group.entry is entry:
-                return group.requests[0][-1]
-            heapq.heappop(self._heap)
-        raise IndexError("peek from an empty queue")
+        heads = [(work_class, self._head(heap)) for work_class, heap in self._heaps.items()]
+        found = [(head, work_class) for work_class, head in heads if head is not None]
+        if len(found) < len(heads):
+            self._heaps = {work_class: self._heaps[work_class] for _, work_class in found}
+        if not found:
+            raise IndexError("peek from an empty queue")
+        if len(found) > 1:
+            found = [
+                ((head[0] + self._boost_of(work_class), *head[1:]), work_class) for head, work_class in found
+            ]
+        return min(found)[0][-1].requests[0][-1]
+
+    def _head(self, heap: list[_Entry]) -> _Entry | None:
+        """Return the first valid entry of a heap, None if there is none."""
+        while heap:
+            if heap[0][-1].entry is heap[0]:
+                return heap[0]
+            heapq.heappop(heap)
+            self._entries -= 1
+        return None
 
     def prepend_request(self, request: Request) -> None:
         """Give a request the place of its rank, in front of others of that rank, or hold it back."""
@@ -138,12 +169,12 @@ class RankedRequestQueue(RequestQueue):
         for request in requests:
             self.remove_request(request)
 
-    def move_group(self, group: Hashable, base: int) -> None:
-        """Give all requests of a group another base; there may be none."""
+    def move_group(self, group: Hashable, base: int, work_class: WorkClass | None = None) -> None:
+        """Give all requests of a group another base and class of work; there may be none."""
         found = self._groups.get(group)
         if found is not None:
             found.base = base
-            self._place(found)
+            self._place(found, work_class)
 
     def offer(self, requests: Sequence[Request] | None) -> None:
         """Let vLLM see only these of the queued requests, in this order; with None, all again."""
@@ -156,7 +187,7 @@ class RankedRequestQueue(RequestQueue):
             rank_of: Returns the rank of a request, alone.
             requests: All that are queued, those of one rank in their order; others may be among them.
         """
-        self._is_held_back, self._rank_of = lambda _: False, rank_of
+        self._is_held_back, self._rank_of, self._on_look = lambda _: False, rank_of, lambda: None
         self._offered = None
         for request in requests:
             if request in self:
@@ -173,21 +204,31 @@ class RankedRequestQueue(RequestQueue):
         group = self._groups[key]
         del group.requests[bisect_left(group.requests, queued)]
         if group.requests:
-            self._place(group)
+            self._place(group, group.work_class)
         else:
             group.entry = None
             del self._groups[key]
 
-    def _place(self, group: _Group) -> None:
+    def _place(self, group: _Group, work_class: WorkClass | None) -> None:
         """Put a group where its first request belongs."""
         own, number, _ = group.requests[0]
         place = (group.base + own, number)
-        if group.entry is None or group.entry[:2] != place:
+        if group.entry is None or group.entry[:2] != place or group.work_class != work_class:
+            group.work_class = work_class
             group.entry = (*place, next(self._numbers), group)
-            heapq.heappush(self._heap, group.entry)
-            if len(self._heap) > 2 * len(self._groups) + _SLACK:
-                self._heap = [each.entry for each in self._groups.values() if each.entry is not None]
-                heapq.heapify(self._heap)
+            heapq.heappush(self._heaps.setdefault(work_class, []), group.entry)
+            self._entries += 1
+            if self._entries > 2 * len(self._groups) + _SLACK:
+                self._drop_void()
+
+    def _drop_void(self) -> None:
+        """Make the heaps again of the valid entries."""
+        self._heaps, self._entries = {}, len(self._groups)
+        for group in self._groups.values():
+            assert group.entry is not None
+            self._heaps.setdefault(group.work_class, []).append(group.entry)
+        for heap in self._heaps.values():
+            heapq.heapify(heap)
 
     def __contains__(self, request: object) -> bool:
         return request in self._queued or request in self._held_back
@@ -199,9 +240,13 @@ class RankedRequestQueue(RequestQueue):
         return len(self._queued) + len(self._held_back)
 
     def __iter__(self) -> Iterator[Request]:
+        boosts = {
+            each: self._boost_of(each) for each in {group.work_class for group in self._groups.values()}
+        }
         queued = [
-            (self._groups[key].base + own, number, request)
-            for key, (own, number, request) in self._queued.values()
+            (group.base + boosts[group.work_class] + own, number, request)
+            for group in self._groups.values()
+            for own, number, request in group.requests
         ]
         held_back = [
             (self._rank_of(request).number, number, request) for request, number in self._held_back.items()

@@ -6,6 +6,7 @@ from collections.abc import Hashable
 from typing import NamedTuple
 
 from autellix_backend.core.call import Call
+from autellix_backend.core.place import BoostOf, Place, WorkClass
 
 _SEQUENCE_BITS = 56
 _KEY_BITS = 56
@@ -22,20 +23,31 @@ class Rank(NamedTuple):
     """The place of a call in the order of all."""
 
     base: int
-    """The part of its number that is common to its group."""
+    """The part of its number that is common to its group, less the boost."""
     own: int = 0
     """The rest of it."""
     group: Hashable = None
     """The calls that move together: their base alone changes. None for a call that moves alone."""
+    work_class: WorkClass | None = None
+    """The class of work whose boost counts, too."""
+    boost: int = 0
+    """That boost, as of now."""
 
     @property
     def number(self) -> int:
-        """The place as one number."""
-        return self.base + self.own
+        """The present place as one number."""
+        return self.base + self.boost + self.own
 
 
-def rank_of(call: Call) -> Rank:
+def rank_of(call: Call, boost_of: BoostOf) -> Rank:
     """Return the place of a call in the order of its queue."""
-    key_units = max(0, min(_KEY_ZERO + round(call.key * _KEY_UNITS_PER_S), _KEY_LIMIT))
+    place = Place(call.own_key) if call.group is None else call.group.place
+    key_units = max(0, min(_KEY_ZERO + round(place.base * _KEY_UNITS_PER_S), _KEY_LIMIT))
     # A held call has a sequence number below zero, which must not reach into the level.
-    return Rank(((call.level << _KEY_BITS) | key_units) << _SEQUENCE_BITS, call.seq, call.group)
+    base = ((call.level << _KEY_BITS) | key_units) << _SEQUENCE_BITS
+    return Rank(base, call.seq, call.group, place.work_class, boost_units(place.work_class, boost_of))
+
+
+def boost_units(work_class: WorkClass | None, boost_of: BoostOf) -> int:
+    """Return the present boost of a class of work, as a part of a number."""
+    return 0 if work_class is None else round(boost_of(work_class) * _KEY_UNITS_PER_S) << _SEQUENCE_BITS

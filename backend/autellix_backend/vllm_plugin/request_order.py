@@ -8,13 +8,14 @@ nobody computes them (vLLM issue 57580).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import Any
 
 from vllm.v1.core.sched.request_queue import RequestQueue, SchedulingPolicy
 from vllm.v1.request import Request, RequestStatus
 
+from autellix_backend.core.place import WorkClass
 from autellix_backend.vllm_plugin.ranked_queue import RankedRequestQueue
 from autellix_backend.vllm_plugin.ranks import UNRANKED, Rank
 
@@ -33,6 +34,7 @@ class RequestOrder:
         self._queues: list[RankedRequestQueue] = []
         self._holding_queues: list[RankedRequestQueue] = []
         self._is_held_back: Callable[[str], bool] = lambda _: False
+        self._boost_of: Callable[[WorkClass | None], int] = lambda _: 0
         self._policy = scheduler.policy
         """vLLM's own."""
         self._slots: dict[str, int] = {}
@@ -43,23 +45,36 @@ class RequestOrder:
         """Whether the operator asked for vLLM's priority policy: then our order is inside each priority."""
 
     def take_over(
-        self, rank_of: Callable[[str], Rank | None], is_held_back: Callable[[str], bool], *, is_ordering: bool
+        self,
+        rank_of: Callable[[str], Rank | None],
+        is_held_back: Callable[[str], bool],
+        boost_of: Callable[[WorkClass | None], int],
+        on_look: Callable[[], None],
+        *,
+        is_ordering: bool,
     ) -> None:
         """Order the waiting queues by our ranks.
 
         Args:
             rank_of: Returns the rank of a request, by its id; None where that is its priority already.
             is_held_back: Whether a request, by its id, waits for its admission.
+            boost_of: Returns the present boost of a class of work, as a part of a rank's number.
+            on_look: Called when vLLM looks at the first waiting request; must not raise.
             is_ordering: Whether vLLM picks its own victims by our ranks too.
         """
-        self._rank_of, self._is_held_back = rank_of, is_held_back
+        self._rank_of, self._is_held_back, self._boost_of = rank_of, is_held_back, boost_of
         if is_ordering:
             self._scheduler.policy = SchedulingPolicy.FCFS
         for name in _QUEUE_NAMES:
             queue = getattr(self._scheduler, name, None)
             if isinstance(queue, RequestQueue):
                 ranked = RankedRequestQueue(
-                    queue, self._holds_back, self._rank_or_last, self._scheduler.deferred_waiting
+                    queue,
+                    self._holds_back,
+                    self._rank_or_last,
+                    self._scheduler.deferred_waiting,
+                    self._boost_or_none,
+                    on_look,
                 )
                 setattr(self._scheduler, name, ranked)
                 self._queues.append(ranked)
@@ -120,7 +135,7 @@ class RequestOrder:
     @property
     def has_better_waiting(self) -> bool:
         """Whether a waiting request precedes a running one: cheap enough to ask in every step."""
-        heads = [self.rank(queue.peek_request()).number for queue in self._queues if queue]
+        heads = [self.rank(queue.first()).number for queue in self._queues if queue]
         running = self._scheduler.running
         return bool(heads and running) and min(heads) < max(map(attrgetter("priority"), running))
 
@@ -156,6 +171,13 @@ class RequestOrder:
             self.fault = error
             return Rank(UNRANKED)
 
+    def _boost_or_none(self, work_class: WorkClass | None) -> int:
+        try:
+            return self._boost_of(work_class)
+        except Exception as error:  # noqa: BLE001 -- as above
+            self.fault = error
+            return 0
+
     def _holds_back(self, request: Request) -> bool:
         try:
             return self._is_held_back(request.request_id)
@@ -164,16 +186,11 @@ class RequestOrder:
             return False
 
     def rerank(self, request: Request) -> None:
-        """Give a request the priority of its present rank; that of a running one must always be.
+        """Give a request the priority of its present rank.
 
         Those that wait are ordered by their ranks.
         """
         request.priority = self.rank(request).number
-
-    def rerank_running(self, request_ids: Iterable[str]) -> None:
-        """Give requests that run the priorities of their present ranks."""
-        for request_id in request_ids:
-            self.rerank(self._scheduler.requests[request_id])
 
     def given_priority(self, request_id: str) -> int:
         """Return the priority that a request came with, 0 where it does not count; smaller goes first."""
@@ -188,9 +205,9 @@ class RequestOrder:
                 queue.add_request(request)
 
     def move_group(self, rank: Rank) -> None:
-        """Give the waiting requests of a group the base of this rank of one of them."""
+        """Give the waiting requests of a group the base and the class of this rank of one of them."""
         for queue in self._queues:
-            queue.move_group(rank.group, rank.base)
+            queue.move_group(rank.group, rank.base, rank.work_class)
 
     # Pauses.
 

@@ -17,12 +17,13 @@ from autellix_backend.core.arrival import Arrival
 from autellix_backend.core.boost import work_of
 from autellix_backend.core.call import Call
 from autellix_backend.core.machine import Machine
+from autellix_backend.core.place import WorkClass
 from autellix_backend.core.preemption import StepCosts
 from autellix_backend.reports.report import EngineReport
 from autellix_backend.vllm_plugin.context import ContextIndex, Hashes
-from autellix_backend.vllm_plugin.identity import CallIdentity
 from autellix_backend.vllm_plugin.decoding import DecodingCalls, TrackedCall
-from autellix_backend.vllm_plugin.ranks import Rank, rank_of
+from autellix_backend.vllm_plugin.identity import CallIdentity
+from autellix_backend.vllm_plugin.ranks import Rank, boost_units, rank_of
 from autellix_backend.vllm_plugin.report_server import ReportServer
 from autellix_backend.vllm_plugin.runs import CallRuns
 from autellix_backend.vllm_plugin.settings import PluginSettings
@@ -106,6 +107,10 @@ class CallTracker:
         """Whether the last step of a running call decoded, and did not prefill."""
         return self._calls[request_id].runs.is_decoding
 
+    def boost_of(self, work_class: WorkClass | None) -> int:
+        """Return the present boost of a class of work, as a part of a rank's number."""
+        return boost_units(work_class, self.machine.boost.of)
+
     def rank(self, request_id: str) -> Rank | None:
         """Return the call's place in the order of all; None if it is not tracked.
 
@@ -114,7 +119,7 @@ class CallTracker:
         if request_id not in self._calls:
             return None
         place = self._places.get(request_id)
-        return rank_of(self.machine.call(request_id)) if place is None else Rank(place)
+        return rank_of(self._calls[request_id].call, self.machine.boost.of) if place is None else Rank(place)
 
     def take_to_keep(self) -> list[Hashes]:
         """Return the contexts whose cached blocks should outlive all others, in the order of eviction."""
@@ -196,40 +201,42 @@ class CallTracker:
         if lost := max(0, started.reached_tokens - kept_tokens):
             started.lose(lost, self.step_costs.of(lost, running))
         self.machine.unpin(request_id)
+        self.running.add(request_id)
         call = self._calls[request_id]
         call.runs.start(now)
         if call.cached_tokens is None:
             call.cached_tokens = cached_tokens
 
-        self.running.add(request_id)
     def pin(self, request_id: str) -> None:
         """Note that a waiting call holds KV blocks, which it would keep if it were not admitted."""
         self.machine.pin(request_id)
 
     def pause(self, request_id: str, now: float) -> None:
         """Let a call wait for its client, with the KV blocks that it holds."""
+        self._decoding.stop(request_id, now)
         self.machine.pause(request_id, now)
+        self.running.discard(request_id)
         self._calls[request_id].runs.stop(now)
 
     def resume(self, request_id: str, now: float) -> None:
         """Let a call wait for a slot again, if it was paused."""
-        self._decoding.stop(request_id, now)
         if self.machine.call(request_id).is_paused:
-        self.running.discard(request_id)
             self.machine.resume(request_id, now)
 
     def preempt(self, request_id: str, now: float, computed_tokens: int = 0) -> None:
         """Preempt a running call that has computed some tokens of its context."""
+        self._decoding.stop(request_id, now)
         self.machine.preempt(request_id, now, computed_tokens=computed_tokens)
+        self.running.discard(request_id)
         self._calls[request_id].runs.stop(now)
 
     def charge(self, tokens: StepTokens, cost_s: float, now: float) -> None:
         """Charge one executed step to every call that was in it, by time or by its tokens."""
-        self._decoding.stop(request_id, now)
         self.step += 1
-        self.running.discard(request_id)
         work = work_of(sum(tokens.prefilled.values()), sum(tokens.decoded.values()))
         self.machine.observe_step(work, cost_s)
+        if self._left:
+            tokens = self._charge_left(tokens, cost_s, now)
         for request_id, prefilled in tokens.prefilled.items():
             tracked = self._calls.get(request_id)
             if tracked is not None:
@@ -240,8 +247,6 @@ class CallTracker:
                 self.machine.charge_step((tracked.call,), charge_s, now, is_prefill=True, tokens=prefilled)
         self._charge_decoded(tokens.decoded, cost_s, now)
         if now >= self._next_expiry_s:
-        if self._left:
-            tokens = self._charge_left(tokens, cost_s, now)
             self._next_expiry_s = now + _EXPIRE_PERIOD_S
             self._expire(now)
 
@@ -309,35 +314,35 @@ class CallTracker:
         finish_reason: str,
         is_aborted: bool,
         context_tokens: int = 0,
+        steps_under_way: int = 0,
     ) -> EngineReport:
         """Close a call that finished or was aborted, and send its report.
 
-        Args:
-            request_id: The call.
-        steps_under_way: int = 0,
-            now: The time.
-            prompt_tokens: The tokens of its prompt.
-            output_tokens: Those that it decoded.
         An aborted call is reported once the steps under way with it have ended, whose time it is charged. The
         answer of a finished one waits for its report, so a step beyond its last token is charged to its
         program alone.
 
+        Args:
+            request_id: The call.
+            now: The time.
+            prompt_tokens: The tokens of its prompt.
+            output_tokens: Those that it decoded.
             finish_reason: Why it left.
             is_aborted: Whether it was abandoned.
             context_tokens: What the prefix cache may keep of its context, for the next call of its program.
-        """
-        call = self._calls.pop(request_id)
-        call.runs.stop(now)
-        self._places.pop(request_id, None)
-        # A call without a start has not prefilled anything.
             steps_under_way: The steps under way that it is part of.
 
         Returns:
             The report, without these steps.
-        cached_tokens = prompt_tokens if call.cached_tokens is None else call.cached_tokens
+        """
         self._decoding.stop(request_id, now)
-        work = work_of(max(0, prompt_tokens - cached_tokens), output_tokens)
+        call = self._calls.pop(request_id)
         self.running.discard(request_id)
+        call.runs.stop(now)
+        self._places.pop(request_id, None)
+        # A call without a start has not prefilled anything.
+        cached_tokens = prompt_tokens if call.cached_tokens is None else call.cached_tokens
+        work = work_of(max(0, prompt_tokens - cached_tokens), output_tokens)
         if is_aborted:
             record = self.machine.abort(request_id, now, work=work)
         else:
@@ -372,15 +377,15 @@ class CallTracker:
             self._send(call.identity, report)
         return report
 
+    def _send(self, identity: CallIdentity, report: EngineReport) -> None:
+        if self.is_reporting and self.reports is not None:
+            self.reports.send(identity.gateway, report)
+
     def _drop_program(self, arrival: Arrival, now: float) -> None:
         """Drop a program without a call whose totals are kept elsewhere; boost and admission need it here."""
         program = self.machine.table.get(arrival.program_id)
         if arrival.inherited_s is not None and program is not None and not program.active_calls:
             self._end(arrival.program_id, now)
-    def _send(self, identity: CallIdentity, report: EngineReport) -> None:
-        if self.is_reporting and self.reports is not None:
-            self.reports.send(identity.gateway, report)
-
 
     def _end(self, program_id: str, now: float) -> None:
         self.machine.end_program(program_id, now)

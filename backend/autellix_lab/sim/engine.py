@@ -432,7 +432,7 @@ class SimEngine:
 
     def _steps_to_change(self, stretch: Stretch) -> float:
         """Return the steps to the decision at which a quantum has ended or a waiting call may starve."""
-        is_due = self.machine.quanta.is_due or self.machine.keys.are_stale
+        is_due = self.machine.quanta.is_due or self.machine.places.are_stale
         change = 0.0 if is_due else self.batch.steps_to_quantum_end(stretch)
         deadline_s = self.machine.starvation.next_deadline_s
         if deadline_s != math.inf:

@@ -7,6 +7,7 @@ import math
 from tests.core.calls import make_call
 
 from autellix_backend.core.call import Call, ChangeReason
+from autellix_backend.core.place import Place
 from autellix_backend.core.queues.programs import ProgramQueue
 from autellix_backend.core.table import Program
 
@@ -27,7 +28,7 @@ def names(queue: ProgramQueue) -> str:
 
 def filled(**keys: float) -> tuple[ProgramQueue, dict[str, Call], dict[str, Program]]:
     """Return a queue with a call of each program."""
-    queue = ProgramQueue(lambda program: program.created_s)
+    queue = ProgramQueue(lambda program: Place(program.created_s))
     calls, programs = {}, {}
     for name, key in keys.items():
         calls[name], programs[name] = make(name), program(key)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from autellix_backend.core.admission.contexts import KvFill, count_tokens
@@ -12,6 +12,7 @@ from autellix_backend.core.admission.memory import EngineMemory
 from autellix_backend.core.arrival import Context
 from autellix_backend.core.call import Call
 from autellix_backend.core.config import SchedulerConfig
+from autellix_backend.core.place import BoostOf, Place, no_boost
 from autellix_backend.core.statistics import ProgramStatistics, TokenCost
 from autellix_backend.core.table import Program
 
@@ -28,10 +29,12 @@ class AdmissionInputs:
     """The KV memory of the engine, in tokens."""
     statistics: ProgramStatistics
     token_cost: TokenCost
-    key_of: Callable[[Program], float]
-    """Returns the key of a program by the policy; the smallest goes first."""
+    place_of: Callable[[Program], Place]
+    """Returns the place of a program by the policy; the smallest key goes first."""
     holding_of: Callable[[str], Collection[Call]]
     """Returns the calls of a program that hold KV memory: those that run or are pinned."""
+    boost_of: BoostOf = no_boost
+    """Returns the present boost of a class of work."""
     fill: KvFill = count_tokens
     """How contexts fill the KV memory."""
 
@@ -72,12 +75,8 @@ class Admission:
         """Whether a call of the program that is preempted stays in its queue."""
         return True
 
-    def keyed_programs(self) -> Iterable[str]:
-        """Return the programs whose keys count here even without a call."""
-        return ()
-
-    def rekey(self, program_id: str) -> None:
-        """Compute the key of a program again; it may be unknown."""
+    def move(self, program_id: str) -> None:
+        """Give a program, which may be unknown, its present place."""
 
     def is_due(self, step: int) -> bool:  # noqa: ARG002
         """Whether there may be anything to review."""

@@ -20,6 +20,7 @@ from autellix_backend.core.admission.programs import (
 )
 from autellix_backend.core.arrival import Context
 from autellix_backend.core.call import Call
+from autellix_backend.core.place import BoostOf, Place, no_boost
 
 HOST_SHARE = 0.8
 """The share of host memory that the contexts of active and parked programs may fill before no other program
@@ -32,7 +33,7 @@ for the others."""
 class EngineMemory:
     """Programs that are active, parked or waiting, and those that became inactive while calls ran."""
 
-    def __init__(self, capacity_tokens: float, fill: KvFill) -> None:
+    def __init__(self, capacity_tokens: float, fill: KvFill, boost_of: BoostOf = no_boost) -> None:
         self.fill = fill
         """How contexts fill it."""
         self.capacity_tokens = capacity_tokens
@@ -42,7 +43,7 @@ class EngineMemory:
         self.active = ContextSet()
         self.parked = ContextSet()
         """Inactive programs whose contexts host memory keeps, with and without calls."""
-        self.inactive = InactivePrograms()
+        self.inactive = InactivePrograms(boost_of)
         self.leaving = LeavingPrograms()
         self.freed_tokens = 0
         """Tokens of programs that are active no more, and so of blocks that should be evicted first."""
@@ -162,12 +163,12 @@ class EngineMemory:
         if its_set is not None:
             its_set.add(context)
 
-    def rekey(self, context: ProgramContext, key: float) -> None:
-        """Give a program another key, and its place in the order of activation."""
+    def move(self, context: ProgramContext, place: Place) -> None:
+        """Give a program another place in the order of activation."""
         if context.program.program_id not in self.inactive.contexts:
-            context.key = key
-        elif key != context.key:
-            self.inactive.move(context, key)
+            context.place = place
+        elif place != context.place:
+            self.inactive.move(context, place)
 
     def activate(self, context: ProgramContext) -> None:
         """Activate a program that waits, and admit its calls."""

@@ -6,11 +6,13 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 
 from autellix_backend.core.admission.contexts import ProgramContexts
 from autellix_backend.core.call import Call
+from autellix_backend.core.place import BoostOf, Place, no_boost
 from autellix_backend.core.priority import Priority
+from autellix_backend.core.queues.classed import ClassedOrder
 from autellix_backend.core.table import Program
 
 
@@ -23,9 +25,12 @@ class ProgramContext:
     weight: float
     number: int
     """The order of its first call, which decides between equal keys."""
+    place: Place
+    """Its place by the policy."""
+    boost_of: BoostOf
+    """Returns the present boost of a class of work."""
     holding_of: Callable[[str], Collection[Call]]
     """Returns the calls of a program that hold KV memory, whether it is active or not."""
-    key: float = 0.0
     calls: dict[str, Call] = field(default_factory=dict)
     """Its active calls."""
     contexts: ProgramContexts
@@ -55,8 +60,13 @@ class ProgramContext:
         return self.contexts.length(self.prefix_tokens)
 
     @property
+    def key(self) -> float:
+        """Its present key."""
+        return self.place.base + self.boost_of(self.place.work_class)
+
+    @property
     def rank(self) -> tuple[float, int]:
-        """Its place in the order of activation; lower goes first."""
+        """Its rank in the order of activation; lower goes first."""
         return (self.key, self.number)
 
     @property
@@ -88,9 +98,6 @@ class ProgramContext:
         for call_id in holding:
             self.contexts.resize(call_id, tokens_of(call_id))
         return bool(holding)
-
-
-_Ranked = tuple[float, int, ProgramContext]
 
 
 class ContextSet:
@@ -178,10 +185,11 @@ class ContextSet:
 class InactivePrograms:
     """The programs that wait, in order of waiting and by tenant in order of activation; all have calls."""
 
-    def __init__(self) -> None:
+    def __init__(self, boost_of: BoostOf = no_boost) -> None:
         self.contexts: dict[str, ProgramContext] = {}
         """Inactive programs by id, the longest-waiting first."""
-        self._orders: dict[str, list[_Ranked]] = {}
+        self._boost_of = boost_of
+        self._orders: dict[str, ClassedOrder[ProgramContext]] = {}
         self._sizes: list[int] = []
         """Their own tokens, the least first."""
 
@@ -192,14 +200,17 @@ class InactivePrograms:
         """Add a program, which waits from now on."""
         context.since_s = now
         self.contexts[context.program.program_id] = context
-        insort(self._orders.setdefault(context.tenant, []), (*context.rank, context))
+        order = self._orders.get(context.tenant)
+        if order is None:
+            order = self._orders[context.tenant] = ClassedOrder(self._boost_of)
+        order.add(context.place, context.number, context)
         insort(self._sizes, context.own_tokens)
 
     def remove(self, context: ProgramContext) -> None:
         """Remove a program."""
         del self.contexts[context.program.program_id]
         order = self._orders[context.tenant]
-        del order[bisect_left(order, context.rank)]
+        order.remove(context.place, context.number)
         if not order:
             del self._orders[context.tenant]
         del self._sizes[bisect_left(self._sizes, context.own_tokens)]
@@ -210,12 +221,12 @@ class InactivePrograms:
         context.own_tokens = own_tokens
         insort(self._sizes, own_tokens)
 
-    def move(self, context: ProgramContext, key: float) -> None:
-        """Change the key of a program."""
+    def move(self, context: ProgramContext, place: Place) -> None:
+        """Give a program another place."""
         order = self._orders[context.tenant]
-        del order[bisect_left(order, context.rank)]
-        context.key = key
-        insort(order, (*context.rank, context))
+        order.remove(context.place, context.number)
+        context.place = place
+        order.add(place, context.number, context)
 
     @property
     def least_tokens(self) -> int:
@@ -224,7 +235,7 @@ class InactivePrograms:
 
     def heads(self) -> list[ProgramContext]:
         """Return the first program of each tenant."""
-        return [order[0][-1] for order in self._orders.values()]
+        return [order.first() for order in self._orders.values()]
 
     def tenants(self) -> Collection[str]:
         """Return the tenants with a program that waits."""
@@ -232,7 +243,7 @@ class InactivePrograms:
 
     def walk(self, tenant: str) -> Iterator[ProgramContext]:
         """Walk a tenant's programs in their present order; some may be removed meanwhile."""
-        return map(itemgetter(-1), list(self._orders[tenant]))
+        return iter(self._orders[tenant])
 
     def places(self) -> dict[str, int]:
         """Return the place of each program in the order of keys, from 1."""
@@ -251,9 +262,8 @@ class InactivePrograms:
         assert self._sizes == sorted(context.own_tokens for context in waiting)
         for tenant, order in self._orders.items():
             assert order, tenant
-            assert order == sorted(
-                (*context.rank, context) for context in waiting if context.tenant == tenant
-            )
+            order.check()
+            assert {*order} == {context for context in waiting if context.tenant == tenant}
 
 
 class LeavingPrograms:

@@ -34,6 +34,7 @@ from autellix_backend.core.admission.costs import ContextCosts
 from autellix_backend.core.admission.idle import LEAST_HOLD_S, IdleLimits
 from autellix_backend.core.admission.memory import EngineMemory
 from autellix_backend.core.admission.programs import ProgramContext
+from autellix_backend.core.place import Place
 from autellix_backend.core.statistics import ProgramStatistics
 
 PATIENCE = 2.0
@@ -49,6 +50,8 @@ MAX_PASSED = 64
 """The most programs that are passed over in one review, which bounds its cost."""
 
 _Candidate = tuple[float, int, ProgramContext]
+_FIRST = Place(-math.inf)
+"""The place of a program that goes before all others of its tenant."""
 
 
 class MemoryReview:
@@ -155,8 +158,8 @@ class MemoryReview:
         for context in self._memory.inactive.contexts.values():
             if now - context.since_s <= limit_s:
                 break
-            if context.key > -math.inf and context.overdue_s(now) > limit_s:
-                self._memory.inactive.move(context, -math.inf)
+            if context.place != _FIRST and context.overdue_s(now) > limit_s:
+                self._memory.inactive.move(context, _FIRST)
 
     def _make_way(self, now: float) -> None:
         """Give the memory of `batch` programs, the worst first, to others of their tenant with smaller keys.
@@ -249,7 +252,7 @@ class MemoryReview:
                     self._next_rescue_s = now + max(fill_s, cost_s / RESCUE_SHARE)
                 if has_enough():
                     memory.make_host_room(context)
-                    memory.inactive.move(context, -math.inf)
+                    memory.inactive.move(context, _FIRST)
                     memory.activate(context)
                     break
 

@@ -16,7 +16,7 @@ however large. Between tenants, the one with the least active context for its we
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from itertools import count
 from operator import attrgetter
 
@@ -45,7 +45,7 @@ class WorkingSetAdmission(Admission):
     def __init__(self, inputs: AdmissionInputs) -> None:
         """Admit programs to an empty engine."""
         config = inputs.config
-        self.memory = EngineMemory(config.kv_share * inputs.kv_tokens, inputs.fill)
+        self.memory = EngineMemory(config.kv_share * inputs.kv_tokens, inputs.fill, inputs.boost_of)
         self._kv_tokens = inputs.kv_tokens
         self._costs = ContextCosts(inputs.token_cost)
         self.idle = IdleLimits(self.memory.capacity_tokens, config.idle_s, self._costs)
@@ -57,7 +57,8 @@ class WorkingSetAdmission(Admission):
             # With decisions every N steps, as in the paper, an engine without work has no time of its own.
             waits_at_standstill=config.period_steps == 1,
         )
-        self._key_of = inputs.key_of
+        self._place_of = inputs.place_of
+        self._boost_of = inputs.boost_of
         self._holding_of = inputs.holding_of
         self._numbers = count()
         self._is_dirty = False
@@ -81,10 +82,6 @@ class WorkingSetAdmission(Admission):
     def is_active(self, program_id: str) -> bool:
         """Whether the program's calls may run."""
         return program_id in self.memory.active.contexts
-
-    def keyed_programs(self) -> Iterable[str]:
-        """Return the active programs."""
-        return self.memory.active.contexts
 
     def is_due(self, step: int) -> bool:
         """Whether a program has changed, or contexts have grown for some steps."""
@@ -125,7 +122,7 @@ class WorkingSetAdmission(Admission):
             memory.inactive.add(context, now)
         # The table may have dropped the entry of the program's last call and made another one.
         context.program, context.weight = program, call.weight
-        memory.rekey(context, self._key_of(program))
+        memory.move(context, self._place_of(program))
         if needs.prefix is not None and needs.prefix != context.prefix:
             memory.set_prefix(context, needs)
         context.calls[call.call_id] = call
@@ -145,7 +142,7 @@ class WorkingSetAdmission(Admission):
         del context.calls[call.call_id]
         context.contexts.leave(call.call_id, context_tokens)
         context.return_s = call.return_s
-        memory.rekey(context, self._key_of(context.program))
+        memory.move(context, self._place_of(context.program))
         memory.resize(context)
         if not context.calls and context.is_active:
             context.since_s = now
@@ -176,11 +173,11 @@ class WorkingSetAdmission(Admission):
                 memory.end(context)
         self._is_dirty |= bool(memory.inactive)
 
-    def rekey(self, program_id: str) -> None:
-        """Compute the key of a program again, if it is known."""
+    def move(self, program_id: str) -> None:
+        """Give a program its present place, if it is known."""
         context = self.memory.find(program_id)
         if context is not None:
-            self.memory.rekey(context, self._key_of(context.program))
+            self.memory.move(context, self._place_of(context.program))
 
     def review(self, now: float, step: int, tokens_of: Callable[[str], int]) -> list[Call]:
         """Activate what fits and deactivate what does not; return the waiting calls that this concerns."""
@@ -214,9 +211,10 @@ class WorkingSetAdmission(Admission):
             tenant=call.tenant,
             weight=call.weight,
             number=next(self._numbers),
+            place=self._place_of(program),
+            boost_of=self._boost_of,
             holding_of=self._holding_of,
             contexts=ProgramContexts(self.memory.fill),
         )
-        context.key = self._key_of(program)
         self.memory.inactive.add(context, now)
         return context

@@ -9,6 +9,7 @@ from typing import ClassVar
 from autellix_backend.core.boost import ProgramBoost
 from autellix_backend.core.call import Call
 from autellix_backend.core.config import SchedulerConfig
+from autellix_backend.core.place import Place
 from autellix_backend.core.queues.base import Queue
 from autellix_backend.core.queues.keyed import KeyedQueue
 from autellix_backend.core.queues.levels import LevelQueue
@@ -23,7 +24,7 @@ class QueueInputs:
     numbers: Iterator[int]
     """The sequence that all queues of one machine share."""
     boost: ProgramBoost
-    """The keys of programs, for policies that boost them."""
+    """The places of programs, for policies that boost them."""
 
 
 class Policy:
@@ -48,9 +49,9 @@ class Policy:
     """Whether calls are ordered by the key of their program, which changes as its calls end."""
     preempts: ClassVar[bool] = True
     """Whether a waiting call may take the slot of a running one that comes after it."""
-    promotes: ClassVar[bool] = True
     acts_on_service: ClassVar[bool] = True
     """Whether what a running call has received moves it, or decides about its preemption."""
+    promotes: ClassVar[bool] = True
     """Whether waiting calls are promoted as their wait/service ratio reaches beta."""
     is_clairvoyant: ClassVar[bool] = False
     """Whether it needs what only a simulator knows."""
@@ -79,9 +80,9 @@ class Policy:
         """Return the service (s) that is still expected, for a `KeyedQueue`: the least runs first."""
         return call.expected_s or 0.0
 
-    def program_key(self, program: Program, boost: ProgramBoost) -> float:  # noqa: ARG002
-        """Return the order in which admission activates programs; the smallest key goes first."""
-        return program.service_s
+    def place(self, program: Program, boost: ProgramBoost) -> Place:  # noqa: ARG002
+        """Return a program's place in the order in which admission activates them; the first goes first."""
+        return Place(program.service_s)
 
 
 class SizePolicy(Policy):

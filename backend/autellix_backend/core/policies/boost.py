@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from autellix_backend.core.boost import ProgramBoost
+from autellix_backend.core.place import Place
 from autellix_backend.core.policies.base import QueueInputs
 from autellix_backend.core.policies.plas import Plas
 from autellix_backend.core.queues.base import Queue
@@ -29,12 +30,12 @@ class Boost(Plas):
     preempts: ClassVar[bool] = False
     promotes: ClassVar[bool] = False
     boosts: ClassVar[bool] = True
-
     acts_on_service: ClassVar[bool] = False
+
     def make_queue(self, inputs: QueueInputs) -> Queue:
         """Return a queue in the order of the programs' keys."""
-        return ProgramQueue(inputs.boost.key_s, inputs.numbers)
+        return ProgramQueue(inputs.boost.place, inputs.numbers, inputs.boost.of)
 
-    def program_key(self, program: Program, boost: ProgramBoost) -> float:
-        """Return the time at which the program counts as having arrived."""
-        return boost.key_s(program)
+    def place(self, program: Program, boost: ProgramBoost) -> Place:
+        """Return the program's arrival and the class of its work."""
+        return boost.place(program)

@@ -14,6 +14,7 @@ from typing import ClassVar
 
 from autellix_backend.core.boost import ProgramBoost
 from autellix_backend.core.call import Call
+from autellix_backend.core.place import Place
 from autellix_backend.core.policies.base import SizePolicy
 from autellix_backend.core.policies.plas import Plas
 from autellix_backend.core.table import Program
@@ -32,6 +33,6 @@ class Hinted(SizePolicy, Plas):
             return program.service_s + call.service_s
         return max(0.0, program.expected_s - call.service_s)
 
-    def program_key(self, program: Program, boost: ProgramBoost) -> float:  # noqa: ARG002
-        """Return the expected remainder, or the attained service where none is known."""
-        return program.service_s if program.expected_s is None else program.expected_s
+    def place(self, program: Program, boost: ProgramBoost) -> Place:  # noqa: ARG002
+        """Return the place by the expected remainder, or by the attained service where none is known."""
+        return Place(program.service_s if program.expected_s is None else program.expected_s)

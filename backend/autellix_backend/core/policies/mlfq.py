@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from autellix_backend.core.boost import ProgramBoost
+from autellix_backend.core.place import Place
 from autellix_backend.core.policies.base import Policy
 from autellix_backend.core.table import Program
 
@@ -25,6 +26,6 @@ class Mlfq(Policy):
         """Start every call at zero."""
         return 0.0
 
-    def program_key(self, program: Program, boost: ProgramBoost) -> float:  # noqa: ARG002
+    def place(self, program: Program, boost: ProgramBoost) -> Place:  # noqa: ARG002
         """Return the arrival of the program."""
-        return program.created_s
+        return Place(program.created_s)

@@ -6,35 +6,47 @@ Programs are ordered, not calls: a program has one place, that of its first call
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
 from heapq import heappop, heappush, heapreplace
 
 from autellix_backend.core.call import Call, CallGroup, ChangeReason, LevelChange
+from autellix_backend.core.place import BoostOf, Place, no_boost
 from autellix_backend.core.queues.base import Queue
+from autellix_backend.core.queues.classed import ClassedOrder
 from autellix_backend.core.table import Program
 
 LEVEL = 1
-
-_Place = tuple[float, int, CallGroup]
 
 
 class ProgramQueue(Queue):
     """One level in order of (key of the program, arrival of the call)."""
 
-    def __init__(self, key_of: Callable[[Program], float], numbers: Iterator[int] | None = None) -> None:
+    def __init__(
+        self,
+        place_of: Callable[[Program], Place],
+        numbers: Iterator[int] | None = None,
+        boost_of: BoostOf = no_boost,
+    ) -> None:
+        """Create an empty queue.
+
+        Args:
+            place_of: Returns the present place of a program.
+            numbers: The sequence that all queues of one machine share.
+            boost_of: Returns the present boost of a class of work.
+        """
         super().__init__(numbers)
-        self._key_of = key_of
+        self._place_of = place_of
+        self._boost_of = boost_of
         self._groups: dict[str, CallGroup] = {}
         """The calls by program."""
-        self._order: list[_Place] = []
+        self._order = ClassedOrder[CallGroup](boost_of)
         """The programs by key and by the number of their first call."""
         self._length = 0
 
     def __iter__(self) -> Iterator[Call]:
         """Walk the calls from the smallest key on; programs of one key by the arrival of each call."""
         begun: list[tuple[float, int, Call, Iterator[Call]]] = []
-        for key, seq, group in self._order:
+        for key, seq, group in self._order.keyed():
             while begun and begun[0][:2] < (key, seq):
                 yield _pop(begun)
             calls = iter(group.calls.values())
@@ -56,7 +68,7 @@ class ProgramQueue(Queue):
         self._length += 1
         group = self._groups.get(call.program_id)
         if group is None:
-            group = self._groups[call.program_id] = CallGroup(self._key_of(program))
+            group = self._groups[call.program_id] = CallGroup(self._place_of(program), self._boost_of)
             group.calls[call.call_id] = call
             self._place(group)
         else:
@@ -86,7 +98,7 @@ class ProgramQueue(Queue):
         group = call.group
         assert group is not None, call
         self._take(group)
-        group.key = self._key_of(program)
+        group.place = self._place_of(program)
         self._place(group)
         return LevelChange(call_id=call.call_id, old=LEVEL, new=LEVEL, reason=ChangeReason.RESIZING)
 
@@ -96,7 +108,8 @@ class ProgramQueue(Queue):
 
     def check(self) -> None:
         """Assert the invariants of the queue."""
-        assert self._order == sorted((*group.rank, group) for group in self._groups.values())
+        self._order.check()
+        assert {*self._order} == {*self._groups.values()}
         assert self._length == sum(len(group.calls) for group in self._groups.values())
         for program_id, group in self._groups.items():
             calls = list(group.calls.values())
@@ -105,10 +118,10 @@ class ProgramQueue(Queue):
             assert [call.seq for call in calls] == sorted(call.seq for call in calls), program_id
 
     def _place(self, group: CallGroup) -> None:
-        insort(self._order, (*group.rank, group))
+        self._order.add(group.place, group.first.seq, group)
 
     def _take(self, group: CallGroup) -> None:
-        del self._order[bisect_left(self._order, group.rank)]
+        self._order.remove(group.place, group.first.seq)
 
 
 def _pop(begun: list[tuple[float, int, Call, Iterator[Call]]]) -> Call:
