@@ -13,6 +13,7 @@ from autellix_backend.reports.snapshot import (
     DemandSnapshot,
     EngineSnapshot,
     KvOffloadTotals,
+    PresentPrograms,
 )
 
 
@@ -109,3 +110,13 @@ def test_ends_and_idle_programs_may_be_unknown() -> None:
     both = merge_ranks([rank(0, demand=unknown), rank(1, demand=unknown._replace(idle=("a",))), rank(2)])
 
     assert both.demand == DemandSnapshot(0, 0, 0.0, None)
+
+
+def test_the_programs_of_ranks_without_calls_are_known_beside_those_with_them() -> None:
+    listed = rank(0, "a", "b")
+    light = rank(1, left_out=3, present=PresentPrograms(("c",), ("d",)))
+    assert merge_ranks([listed, rank(1, "c")]).present is None
+
+    assert merge_ranks([listed, light]).present == PresentPrograms(("c",), ("a", "b", "d"))
+    listed = rank(0, "a", left_out=1)
+    assert merge_ranks([listed, light]).present == PresentPrograms(("c",), ("a", "d"), is_complete=False)

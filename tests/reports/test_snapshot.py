@@ -17,6 +17,7 @@ from autellix_backend.core.machine import Machine
 from autellix_backend.reports.decoding import ReportError
 from autellix_backend.reports.snapshot import (
     MAX_IDLE_IDS,
+    MAX_PRESENT_BYTES,
     MAX_SNAPSHOT_BYTES,
     AdmissionSnapshot,
     BoostSnapshot,
@@ -25,10 +26,12 @@ from autellix_backend.reports.snapshot import (
     EngineSnapshot,
     KvOffloadTotals,
     ParkedSnapshot,
+    PresentPrograms,
     admission_of,
     boost_of,
     demand_of,
     parked_of,
+    present_of,
     snapshot_of,
 )
 
@@ -184,6 +187,39 @@ def test_what_host_memory_keeps_survives_the_wire() -> None:
     assert (told.capacity_tokens, told.active_tokens, told.active_programs) == (800, 201 + 350, 2 + 2)
     assert (told.inactive_tokens, told.inactive_calls) == (200, 1)
     assert (told.known, told.inactive) == ({"idle0", "active", "inactive", "parked"}, {"inactive"})
+
+
+def test_a_snapshot_without_calls_says_which_programs_have_some() -> None:
+    """The balancer needs no more; whoever lists calls goes by the snapshot before it."""
+    machine = waiting_machine()
+    listed = msgspec.structs.replace(
+        snapshot(3), left_out=5, admission=admission_of(machine), demand=demand_at_2(machine)
+    )
+    light = msgspec.structs.replace(listed, calls=(), left_out=8, present=present_of(machine))
+    sent = EngineSnapshot.from_bytes(light.to_bytes())
+    told = sent.memory()
+
+    assert told is not None
+    assert (told.known, told.inactive, told.is_complete) == (
+        {"idle0", "active", "inactive"},
+        {"inactive"},
+        True,
+    )
+    assert present_of(machine_of()) == PresentPrograms((), ())
+    merged = sent.with_calls_of(listed)
+    assert (merged.calls, merged.left_out, merged.present) == (listed.calls, 5, sent.present)
+    assert listed.with_calls_of(merged) is listed
+    assert sent.with_calls_of(None) is sent
+
+
+def test_the_programs_of_a_snapshot_without_calls_are_bounded() -> None:
+    machine = Machine(SchedulerConfig(policy="plas", admission="working_set"), kv_tokens=1e9)
+    for number in range(200):
+        machine.arrive(Arrival(f"c{number}", f"{number}".rjust(250), context=Context(1)), 0.0)
+    present = present_of(machine)
+
+    assert not present.is_complete
+    assert sum(map(len, present.others)) <= MAX_PRESENT_BYTES
 
 
 def test_a_report_without_all_programs_says_so() -> None:

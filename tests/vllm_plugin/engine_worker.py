@@ -560,7 +560,7 @@ def _move_groups(generator: random.Random) -> dict[str, Any]:
             groups[item] = generator.choice([None, *bases])
             queue.add_request(item)
         elif action == "boost":
-            boosts[generator.choice([*classes.values()])] = -generator.randrange(10) << 64
+            boosts[WorkClass("", generator.randrange(3))] = -generator.randrange(10) << 64
         else:
             group = generator.choice([*bases])
             bases[group] = generator.randrange(10) << 64

@@ -15,6 +15,8 @@ from autellix_backend.reports.snapshot import AdmissionSnapshot, EngineSnapshot,
 from autellix_backend.vllm_plugin.identity import CallIdentity
 from autellix_backend.vllm_plugin.settings import PluginSettings
 from autellix_backend.vllm_plugin.snapshots import (
+    CALLS_PERIOD_S,
+    MAX_FEW_CALLS,
     MAX_PERIOD_S,
     MAX_SHARE,
     MAX_STANDINGS,
@@ -212,6 +214,26 @@ def test_a_snapshot_is_due_each_period_and_once_when_the_engine_empties(tracker:
     assert reporter.is_due(no_clock)
     reporter.send(at(1.1), LOAD, held_blocks)
     assert not reporter.is_due(no_clock)
+
+
+def test_many_calls_are_listed_less_often(tracker: CallTracker, gateways: Gateways) -> None:
+    """Load and memory are not."""
+    reporter = SnapshotReporter(tracker, cpu_clock=lambda: 1.0)
+    for number in range(MAX_FEW_CALLS + 1):
+        arrive(tracker, f"r{number}")
+    count = len(tracker)
+    for now in (1.0, 1.0 + PERIOD_S, 1.0 + CALLS_PERIOD_S):
+        reporter.send(at(now), LOAD, held_blocks)
+    assert [(len(told.calls), told.left_out) for told in gateways.snapshots] == [
+        (count, 0),
+        (0, count),
+        (count, 0),
+    ]
+    assert [told.present is None for told in gateways.snapshots] == [True, False, True]
+    tracker.close("r0", 4.0, **DONE)
+
+    reporter.send(at(1.1 + CALLS_PERIOD_S), LOAD, held_blocks)
+    assert len(gateways.snapshots[-1].calls) == MAX_FEW_CALLS
 
 
 def test_slow_snapshots_are_sent_less_often(tracker: CallTracker) -> None:

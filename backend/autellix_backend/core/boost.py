@@ -75,11 +75,12 @@ class ProgramBoost:
         """Return the time (s), zero or less, by which the programs of a class count as arriving later."""
         if work_class is None:
             return 0.0
-        strength_s, token_s = self._strength_s(work_class.tenant), self._token_cost.seconds
+        strength_s = self._strength_s(work_class[0])
         if strength_s <= 0:
             return 0.0
+        token_s = self._token_cost.seconds
         known = self._boosts_s.get(work_class)
-        if known is None or known[:2] != (strength_s, token_s):
+        if known is None or known[0] != strength_s or known[1] != token_s:
             share = max(_LEAST_SHARE, work_class.work * token_s / strength_s)
             known = (strength_s, token_s, strength_s * math.log(-math.expm1(-share)))
             if len(self._boosts_s) >= MAX_CLASSES:

@@ -14,6 +14,7 @@ from autellix_backend.reports.snapshot import (
     EngineSnapshot,
     KvOffloadTotals,
     ParkedSnapshot,
+    PresentPrograms,
 )
 
 Sums = TypeVar("Sums", AdmissionSnapshot, KvOffloadTotals, ParkedSnapshot)
@@ -42,6 +43,7 @@ def merge_ranks(ranks: Sequence[EngineSnapshot]) -> EngineSnapshot:
         is_block_short=any(snapshot.is_block_short for snapshot in ranks),
         level_calls=tuple(map(sum, zip_longest(*(snapshot.level_calls for snapshot in ranks), fillvalue=0))),
         calls=tuple(chain.from_iterable(snapshot.calls for snapshot in ranks)),
+        present=_all_present(ranks),
         kv_offload=_sum([snapshot.kv_offload for snapshot in ranks]),
         admission=_sum([snapshot.admission for snapshot in ranks]),
         demand=_all_demand([snapshot.demand for snapshot in ranks if snapshot.demand is not None]),
@@ -63,6 +65,18 @@ def _all_demand(parts: Sequence[DemandSnapshot]) -> DemandSnapshot | None:
         inactive_calls=sum(part.inactive_calls for part in parts),
         between_ends_s=1 / ends_per_s if ends_per_s else 0.0,
         idle=tuple(chain.from_iterable(idle)) if len(idle) == len(parts) else None,
+    )
+
+
+def _all_present(ranks: Sequence[EngineSnapshot]) -> PresentPrograms | None:
+    """Return the programs with calls on all ranks; None where the calls of all are those of this moment."""
+    if all(snapshot.present is None for snapshot in ranks):
+        return None
+    parts = [snapshot.programs for snapshot in ranks]
+    return PresentPrograms(
+        tuple(chain.from_iterable(part.inactive for part in parts)),
+        tuple(chain.from_iterable(part.others for part in parts)),
+        all(part.is_complete for part in parts),
     )
 
 

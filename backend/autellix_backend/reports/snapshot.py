@@ -11,11 +11,14 @@ from autellix_backend.core.balance.memory import MemoryReport
 from autellix_backend.core.call import Call
 from autellix_backend.core.machine import Machine
 from autellix_backend.core.starvation import totals
+from autellix_backend.core.table import Program
 from autellix_backend.reports.decoding import decode
 from autellix_backend.reports.link import Rank
 
 MAX_SNAPSHOT_BYTES = 60 * 1024
 """The largest message: the gateway reads one in milliseconds."""
+MAX_PRESENT_BYTES = 24 * 1024
+"""What the ids of programs may take that are listed without their calls."""
 MAX_IDLE_IDS = 128
 """The most programs without a call that are listed: their ids leave room for as many calls."""
 
@@ -111,6 +114,16 @@ class ParkedSnapshot(NamedTuple):
     """The calls of those."""
 
 
+class PresentPrograms(NamedTuple):
+    """The programs with calls, for the balancer."""
+
+    inactive: tuple[str, ...]
+    """Those that wait for activation and are not parked."""
+    others: tuple[str, ...]
+    is_complete: bool = True
+    """Whether these are all."""
+
+
 class BoostSnapshot(NamedTuple):
     """What the boosted order of programs follows; the first two are those of the tenant with the most."""
 
@@ -164,6 +177,8 @@ class EngineSnapshot(msgspec.Struct, frozen=True, kw_only=True, tag_field=_TAG_F
     calls: tuple[CallSnapshot, ...]
     left_out: int = 0
     """Calls behind those in `calls`, for which the message has no room."""
+    present: PresentPrograms | None = None
+    """None where `calls` are those of this moment; else the snapshot before it has the calls."""
     kv_offload: KvOffloadTotals | None = None
     """None where the engine does not offload KV blocks by our connector."""
     admission: AdmissionSnapshot | None = None
@@ -179,6 +194,24 @@ class EngineSnapshot(msgspec.Struct, frozen=True, kw_only=True, tag_field=_TAG_F
     hold_s: float | None = None
     """The time for which an idle program is kept whose gaps are unknown; None where every program may run."""
 
+    def with_calls_of(self, before: EngineSnapshot | None) -> EngineSnapshot:
+        """Return the snapshot with the calls of the one before it, if it has none of its own."""
+        if self.present is None or before is None:
+            return self
+        return msgspec.structs.replace(self, calls=before.calls, left_out=before.left_out)
+
+    @property
+    def programs(self) -> PresentPrograms:
+        """The programs with calls."""
+        if self.present is not None:
+            return self.present
+        is_inactive = {
+            call.program_id: call.inactive_place is not None and not call.is_parked for call in self.calls
+        }
+        inactive = tuple(program_id for program_id, each in is_inactive.items() if each)
+        others = tuple(program_id for program_id, each in is_inactive.items() if not each)
+        return PresentPrograms(inactive, others, self.left_out == 0)
+
     def memory(self) -> MemoryReport | None:
         """Return what the balancer needs of it; None where every program may run."""
         admission, demand = self.admission, self.demand
@@ -187,7 +220,7 @@ class EngineSnapshot(msgspec.Struct, frozen=True, kw_only=True, tag_field=_TAG_F
         parked = self.parked or ParkedSnapshot(
             0, 0, admission.capacity_tokens, demand.inactive_tokens, demand.inactive_calls
         )
-        inactive = [call for call in self.calls if call.inactive_place is not None and not call.is_parked]
+        inactive, others, is_complete = self.programs
         return MemoryReport(
             capacity_tokens=parked.room_tokens,
             active_tokens=admission.working_set_tokens + parked.tokens,
@@ -196,9 +229,9 @@ class EngineSnapshot(msgspec.Struct, frozen=True, kw_only=True, tag_field=_TAG_F
             inactive_tokens=parked.other_tokens,
             inactive_calls=parked.other_calls,
             between_ends_s=demand.between_ends_s,
-            known=frozenset(call.program_id for call in self.calls).union(demand.idle or ()),
-            inactive=frozenset(call.program_id for call in inactive),
-            is_complete=self.left_out == 0 and demand.idle is not None,
+            known=frozenset(inactive).union(others, demand.idle or ()),
+            inactive=frozenset(inactive),
+            is_complete=is_complete and demand.idle is not None,
         )
 
     def to_bytes(self, limit_bytes: int = MAX_SNAPSHOT_BYTES) -> bytes:
@@ -278,6 +311,26 @@ def parked_of(machine: Machine, report: MemoryReport | None) -> ParkedSnapshot |
     )
 
 
+def present_of(machine: Machine) -> PresentPrograms:
+    """Return the programs with calls, as far as a message has room for them; none without admission."""
+    memory = machine.admission.memory
+    if memory is None:
+        return PresentPrograms((), ())
+    contexts = [*memory.inactive.contexts.values(), *memory.active.contexts.values()]
+    inactive: list[str] = []
+    others: list[str] = []
+    room = MAX_PRESENT_BYTES
+    for context in contexts:
+        if context.calls:
+            is_inactive = not (context.is_active or context.is_parked)
+            program_id = context.program.program_id
+            room -= len(program_id) + 3
+            if room < 0:
+                break
+            (inactive if is_inactive else others).append(program_id)
+    return PresentPrograms(tuple(inactive), tuple(others), room >= 0)
+
+
 def boost_of(machine: Machine) -> BoostSnapshot | None:
     """Return what a machine's boost follows, None if its policy boosts no programs."""
     if not machine.policy.boosts:
@@ -342,7 +395,13 @@ def snapshot_of(
         is_admitted=call.is_admitted,
         context_tokens=None if context is None else context.needed_tokens,
         inactive_place=inactive_place,
-        counted_age_s=now - machine.boost.key_s(program) if machine.policy.boosts else None,
+        counted_age_s=_counted_age_s(machine, call, program, now),
         is_decoding=is_decoding,
         is_parked=context is not None and context.is_parked,
     )
+
+
+def _counted_age_s(machine: Machine, call: Call, program: Program, now: float) -> float | None:
+    if not machine.policy.boosts:
+        return None
+    return now - (machine.boost.key_s(program) if call.group is None else call.group.key)

@@ -1,7 +1,8 @@
 """Sends snapshots of the engine's queues to the gateway: at most every PERIOD_S, and when they empty.
 
-A snapshot is made between two steps. For a long queue it takes milliseconds: the longer it took, the later
-the next one is due, up to MAX_PERIOD_S, so that snapshots take no more than MAX_SHARE of the engine's time.
+A snapshot is made between two steps. Where there are many calls, listing them takes most of that: it is done
+every CALLS_PERIOD_S only. The longer a snapshot took, the later the next one is due, up to MAX_PERIOD_S, so
+that snapshots take no more than MAX_SHARE of the engine's time.
 CPU time counts: by the clock, a snapshot during which another process had the processor would silence
 the engine for long.
 """
@@ -18,17 +19,22 @@ from autellix_backend.core.balance.memory import memory_of
 from autellix_backend.core.call import Call
 from autellix_backend.core.machine import Machine
 from autellix_backend.reports.snapshot import (
+    CallSnapshot,
     EngineSnapshot,
     KvOffloadTotals,
     admission_of,
     boost_of,
     demand_of,
     parked_of,
+    present_of,
     snapshot_of,
 )
 from autellix_backend.vllm_plugin.tracker import CallTracker
 
 PERIOD_S = 0.5
+CALLS_PERIOD_S = 2.0
+MAX_FEW_CALLS = 16
+"""So many calls are listed in each snapshot."""
 MAX_PERIOD_S = 5.0
 MAX_SHARE = 0.005
 MAX_STANDINGS = 256
@@ -88,6 +94,7 @@ class SnapshotReporter:
         self._cpu_clock = cpu_clock
         self._rank = rank
         self._next_s = 0.0
+        self._next_calls_s = 0.0
         self._had_calls = False
         self._steps = 0
         self._steps_s = 0.0
@@ -116,16 +123,43 @@ class SnapshotReporter:
         now, began_s = clock(), self._cpu_clock()
         self._had_calls = bool(len(self._tracker))
         if self._tracker.reports is not None:
-            self._tracker.reports.broadcast(self.snapshot(now, load, held_blocks))
+            has_calls = now >= self._next_calls_s or len(self._tracker) <= MAX_FEW_CALLS
+            if has_calls:
+                self._next_calls_s = now + CALLS_PERIOD_S
+            self._tracker.reports.broadcast(self.snapshot(now, load, held_blocks, has_calls=has_calls))
         period_s = (self._cpu_clock() - began_s) / MAX_SHARE
         self._next_s = now + min(max(PERIOD_S, period_s), MAX_PERIOD_S)
         self._steps, self._steps_s = 0, 0.0
 
-    def snapshot(self, now: float, load: SchedulerLoad, held_blocks: HeldBlocks) -> EngineSnapshot:
-        """Return the snapshot of this moment."""
+    def snapshot(
+        self, now: float, load: SchedulerLoad, held_blocks: HeldBlocks, *, has_calls: bool = True
+    ) -> EngineSnapshot:
+        """Return the snapshot of this moment, with its calls or without them."""
+        tracker, machine = self._tracker, self._tracker.machine
+        report = memory_of(machine, now)
+        standings = self._standings(now, held_blocks) if has_calls else ()
+        return EngineSnapshot(
+            **load,
+            rank=self._rank,
+            step=tracker.step,
+            mean_step_s=self._steps_s / self._steps if self._steps else None,
+            waiting=len(tracker) - load["running"],
+            level_calls=machine.shares.level_sizes(),
+            calls=standings,
+            left_out=len(tracker) - len(standings),
+            present=None if has_calls else present_of(machine),
+            admission=admission_of(machine),
+            demand=demand_of(machine, report),
+            spare_tokens=0 if report is None else report.spare_tokens,
+            parked=parked_of(machine, report),
+            boost=boost_of(machine),
+            hold_s=machine.admission.hold_s,
+        )
+
+    def _standings(self, now: float, held_blocks: HeldBlocks) -> tuple[CallSnapshot, ...]:
         tracker, machine = self._tracker, self._tracker.machine
         tracker.bring_up(now)
-        memory, report = machine.admission.memory, memory_of(machine, now)
+        memory = machine.admission.memory
         places = {} if memory is None else memory.inactive.places()
         calls = chain(machine, _refused(machine, places))
         running: defaultdict[str, list[str]] = defaultdict(list)
@@ -137,7 +171,7 @@ class SnapshotReporter:
             earlier.append(call.call_id)
             return blocks
 
-        standings = tuple(
+        return tuple(
             snapshot_of(
                 machine,
                 call,
@@ -149,22 +183,6 @@ class SnapshotReporter:
                 is_decoding=tracker.is_decoding(call.call_id) if call.is_running else None,
             )
             for place, call in enumerate(islice(calls, MAX_STANDINGS), start=1)
-        )
-        return EngineSnapshot(
-            **load,
-            rank=self._rank,
-            step=tracker.step,
-            mean_step_s=self._steps_s / self._steps if self._steps else None,
-            waiting=len(tracker) - load["running"],
-            level_calls=machine.shares.level_sizes(),
-            calls=standings,
-            left_out=len(tracker) - len(standings),
-            admission=admission_of(machine),
-            demand=demand_of(machine, report),
-            spare_tokens=0 if report is None else report.spare_tokens,
-            parked=parked_of(machine, report),
-            boost=boost_of(machine),
-            hold_s=machine.admission.hold_s,
         )
 
 

@@ -8,6 +8,7 @@ given up when the contexts of active and parked programs together outgrow host m
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from itertools import chain
 
@@ -71,6 +72,13 @@ class EngineMemory:
             return False
         least = self.inactive.least_tokens + self.leaving.least_beside
         return self.active.tokens + least > self.capacity_tokens
+
+    @property
+    def own_room_tokens(self) -> float:
+        """The most that a program which fits may need beside its prefix."""
+        if not self.active.contexts:
+            return math.inf
+        return self.capacity_tokens - self.active.tokens - self.leaving.least_beside
 
     def lack_tokens(self, context: ProgramContext, beside: int = 0) -> float:
         """Return what a program lacks beside the active ones and `beside` tokens more; below 0 to spare."""

@@ -237,6 +237,21 @@ class InactivePrograms:
         """Return the first program of each tenant."""
         return [order.first() for order in self._orders.values()]
 
+    def longest(self, now: float) -> dict[str, ProgramContext]:
+        """Return the program of each tenant that is overdue for longest, the first of several."""
+        found: dict[str, ProgramContext] = {}
+        for context in self.contexts.values():
+            best = found.get(context.tenant)
+            # Behind the first of a tenant, none of the same priority is overdue for longer.
+            if best is not None and context.since_s > best.since_s and not best.gives_way:
+                continue
+            if best is None or (-context.overdue_s(now), context.number) < (
+                -best.overdue_s(now),
+                best.number,
+            ):
+                found[context.tenant] = context
+        return found
+
     def tenants(self) -> Collection[str]:
         """Return the tenants with a program that waits."""
         return self._orders.keys()

@@ -27,7 +27,7 @@ import math
 from collections.abc import Callable, Iterator
 from functools import partial
 from heapq import heapify, heappop, heappush
-from itertools import chain, islice
+from itertools import islice
 from operator import attrgetter
 
 from autellix_backend.core.admission.costs import ContextCosts
@@ -202,7 +202,7 @@ class MemoryReview:
         walks: dict[str, Iterator[ProgramContext]] = {}
         barred: set[str] = set()
         """Tenants with a program that none may pass, but for parked ones: they have their place already."""
-        passed = 0
+        passed, room = 0, memory.own_room_tokens
         while candidates and passed <= MAX_PASSED:
             context = heappop(candidates)[-1]
             if context.tenant not in walks:
@@ -210,8 +210,10 @@ class MemoryReview:
                 next(walks[context.tenant])
             following = next(walks[context.tenant], None)
             may_pass = context.is_parked or context.tenant not in barred
-            if may_pass and memory.fits(context):
+            # Most are refused by a comparison.
+            if may_pass and context.own_tokens <= room and memory.fits(context):
                 memory.activate(context)
+                room = memory.own_room_tokens
             elif now - context.since_s > patience_s and not memory.parked.contexts:
                 # Those of other tenants still may.
                 continue
@@ -230,13 +232,9 @@ class MemoryReview:
         self._next_taking_s = now + fill_s
         response_s = min(self._statistics.response_s, self._idle.longest_s)
         starving_s = max(STARVING_FILLS * fill_s, STARVING * response_s)
-        waiting = memory.inactive.contexts.values()
-        # The last of a tenant has waited for longest.
-        by_wait = sorted(waiting, key=lambda context: (context.overdue_s(now), -context.number))
-        longest = {context.tenant: context for context in by_wait}
-        weights = {
-            context.tenant: context.weight for context in chain(memory.active.contexts.values(), waiting)
-        }
+        longest = memory.inactive.longest(now)
+        weights = {context.tenant: context.weight for context in memory.active.contexts.values()}
+        weights |= {tenant: context.weight for tenant, context in longest.items()}
         even_share = memory.capacity_tokens / sum(weights.values())
         for context in sorted(longest.values(), key=self._to_activate):
             waited_s = now - context.since_s

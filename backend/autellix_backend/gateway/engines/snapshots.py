@@ -26,7 +26,7 @@ class LatestSnapshots:
     def put(self, snapshot: EngineSnapshot, now: float, open_calls: int) -> EngineSnapshot | None:
         """Keep a rank's snapshot; return its one before."""
         before = self.by_rank.get(snapshot.rank)
-        self.by_rank[snapshot.rank] = snapshot
+        self.by_rank[snapshot.rank] = snapshot.with_calls_of(before)
         self.merged = merge_ranks(list(self.by_rank.values()))
         self.memory = self.merged.memory()
         self.arrived_s, self.open_calls = now, open_calls
