@@ -241,7 +241,7 @@ def prices(*, drafts: bool) -> dict[str, Any]:
     engine.finish()
     return {
         "recompute_s": plugin.prices._costs.recompute_s(100),
-        "services_s": {report.service_s for report in reports},
+        "services_s": {round(report.service_s, 9) for report in reports},
         "prefilled_s": {report.prefilled_s for report in reports},
     }
 

@@ -85,7 +85,7 @@ def test_every_step_is_charged_to_the_calls_in_it(
     assert result["unreported"] == 0
     assert min(result["aborted"].values()) > 10
     if is_pipelined:
-        assert 0.9 * result["ran_s"] < result["reported_s"] <= result["ran_s"]
+        assert 0.9 < result["reported_s"] / result["ran_s"] < 1 + 1e-9
     else:
         assert result["reported_s"] == pytest.approx(result["ran_s"])
 

@@ -311,7 +311,7 @@ class Machine:
         """Charge the model time of a step to the program of a call that left during it, if that is there yet.
 
         Args:
-            record: The call's, without that step.
+            record: The call's, without that step; its id is that by which later calls know it.
             tenant: Its tenant, which is charged in any case.
             cost_s: The model time.
             now: The time.

@@ -264,7 +264,7 @@ class ProcessTable:
     def add_service(
         self,
         program_id: str,
-        call_id: str,
+        path_id: str,
         *,
         policy: ServiceRule,
         inherited_service_s: float,
@@ -272,14 +272,15 @@ class ProcessTable:
     ) -> Program | None:
         """Charge further service to a program whose call has been charged; None if it has left the table.
 
-        `inherited_service_s` includes what the call was charged so far.
+        `path_id` is the name by which later calls know the call; `inherited_service_s` includes what it was
+        charged so far.
         """
         program = self._programs.get(program_id)
         if program is None:
             return None
         program.service_s = policy.complete(program.service_s, inherited_service_s, service_s)
-        if call_id in program.path_ends_s:
-            program.path_ends_s[call_id] += service_s
+        if path_id in program.path_ends_s:
+            program.path_ends_s[path_id] += service_s
         if program.expected_s is not None:
             program.expected_s = max(0.0, program.expected_s - service_s)
         return program

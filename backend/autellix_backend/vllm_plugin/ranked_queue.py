@@ -91,6 +91,8 @@ class RankedRequestQueue(RequestQueue):
         """The number of their entry."""
         self._offered: list[Request] | None = None
         """The only requests that vLLM may take, the next one last; None if it may take all."""
+        self._peeked: Request | None = None
+        """What vLLM has looked at, until the queue changes."""
         self._numbers = count(1)
         for request in requests:
             self.add_request(request)
@@ -118,7 +120,7 @@ class RankedRequestQueue(RequestQueue):
 
     def pop_request(self) -> Request:
         """Remove and return the first request."""
-        request = self.first()
+        request = self.first() if self._peeked is None else self._peeked
         if self._offered is not None:
             self._offered.pop()
         self.remove_request(request)
@@ -127,7 +129,8 @@ class RankedRequestQueue(RequestQueue):
     def peek_request(self) -> Request:
         """Return the first request; IndexError if there is none, as vLLM's queues do."""
         self._on_look()
-        return self.first()
+        self._peeked = self.first()
+        return self._peeked
 
     def first(self) -> Request:
         """Return the first request as `peek_request` does, but for our own use."""
@@ -171,6 +174,7 @@ class RankedRequestQueue(RequestQueue):
 
     def move_group(self, group: Hashable, base: int, work_class: WorkClass | None = None) -> None:
         """Give all requests of a group another base and class of work; there may be none."""
+        self._peeked = None
         found = self._groups.get(group)
         if found is not None:
             found.base = base
@@ -178,6 +182,7 @@ class RankedRequestQueue(RequestQueue):
 
     def offer(self, requests: Sequence[Request] | None) -> None:
         """Let vLLM see only these of the queued requests, in this order; with None, all again."""
+        self._peeked = None
         self._offered = None if requests is None else [r for r in reversed(requests) if r in self._queued]
 
     def release(self, rank_of: Callable[[Request], Rank], requests: Iterable[Request]) -> None:
@@ -188,13 +193,14 @@ class RankedRequestQueue(RequestQueue):
             requests: All that are queued, those of one rank in their order; others may be among them.
         """
         self._is_held_back, self._rank_of, self._on_look = lambda _: False, rank_of, lambda: None
-        self._offered = None
+        self._offered = self._peeked = None
         for request in requests:
             if request in self:
                 self.add_request(request)
 
     def remove_request(self, request: Request) -> None:
         """Remove a request, if it is in the queue."""
+        self._peeked = None
         if self._held_back.pop(request, None) is not None:
             self._deferred.discard(request)
             return

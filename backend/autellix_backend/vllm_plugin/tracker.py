@@ -278,7 +278,7 @@ class CallTracker:
             left = self._left[request_id]
             added_s = self._service_s(cost_s, prefilled.pop(request_id, 0), decoded.pop(request_id, 0))
             arrival, report = left.identity.arrival, left.report
-            self.machine.charge_left(replace(report, call_id=request_id), arrival.tenant, added_s, now)
+            self.machine.charge_left(report, arrival.tenant, added_s, now)
             left.report = replace(
                 report, service_s=report.service_s + added_s, engine_steps=report.engine_steps + 1
             )

@@ -6,11 +6,10 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
-from operator import attrgetter
 
 from autellix_backend.core.admission.contexts import ProgramContexts
 from autellix_backend.core.call import Call
-from autellix_backend.core.place import BoostOf, Place, no_boost
+from autellix_backend.core.place import BoostOf, Place, WorkClass, no_boost
 from autellix_backend.core.priority import Priority
 from autellix_backend.core.queues.classed import ClassedOrder
 from autellix_backend.core.table import Program
@@ -81,7 +80,11 @@ class ProgramContext:
     @property
     def is_live(self) -> bool:
         """Whether a call of it runs or waits for a slot."""
-        return any(not call.is_paused for call in self.calls.values())
+        # In a loop, as a generator takes longer than the few calls.
+        for call in self.calls.values():  # noqa: SIM110
+            if not call.is_paused:
+                return True
+        return False
 
     @property
     def is_paused(self) -> bool:
@@ -98,6 +101,20 @@ class ProgramContext:
         for call_id in holding:
             self.contexts.resize(call_id, tokens_of(call_id))
         return bool(holding)
+
+
+def in_order(contexts: Iterable[ProgramContext]) -> list[ProgramContext]:
+    """Sort programs by their ranks, for which each class of work is looked up once."""
+    boosts: dict[WorkClass | None, float] = {}
+
+    def rank(context: ProgramContext) -> tuple[float, int]:
+        base, work_class = context.place
+        boost = boosts.get(work_class)
+        if boost is None:
+            boost = boosts[work_class] = context.boost_of(work_class)
+        return base + boost, context.number
+
+    return sorted(contexts, key=rank)
 
 
 class ContextSet:
@@ -262,7 +279,7 @@ class InactivePrograms:
 
     def places(self) -> dict[str, int]:
         """Return the place of each program in the order of keys, from 1."""
-        ranked = sorted(self.contexts.values(), key=attrgetter("rank"))
+        ranked = in_order(self.contexts.values())
         return {context.program.program_id: place for place, context in enumerate(ranked, start=1)}
 
     def check(self) -> None:
