@@ -166,14 +166,29 @@ class _FailsToReviewSync(_FailsToReview, SyncProgramScheduler):
 
 
 class _Watch:
-    """Counts what admission does in a run."""
+    """Counts what admission does in a run, and what its steps take and are charged."""
 
     def __init__(self, scheduler: Any) -> None:
         self.held_back = 0
         self.aborted_held_back = 0
         self.contexts: list[tuple[str, int, int, int]] = []
-        tracker = scheduler.plugin.tracker
+        self.ran_s = self.charged_s = 0.0
+        """The time of each step, once for each request in it, and the charges of tenants."""
+        self.aborted_in_step = 0
+        tracker, steps = scheduler.plugin.tracker, scheduler.plugin._steps
         machine = tracker.machine
+        end, charge = steps.end, machine.shares.charge
+
+        def watch_end(output: Any, now: float) -> Any:
+            cost_s = end(output, now)
+            self.ran_s += cost_s * len(output.num_scheduled_tokens)
+            return cost_s
+
+        def watch_charge(tenant: str, cost_s: float) -> None:
+            self.charged_s += cost_s
+            charge(tenant, cost_s)
+
+        steps.end, machine.shares.charge = watch_end, watch_charge
         arrive, finish_requests = machine.arrive, scheduler.finish_requests
 
         def watch_arrival(arrival: Any, now: float) -> Any:
@@ -188,6 +203,7 @@ class _Watch:
         def watch_aborts(request_ids: Any, *args: Any) -> Any:
             request_ids = list(request_ids)
             self.aborted_held_back += sum(map(tracker.is_held_back, request_ids))
+            self.aborted_in_step += sum(map(steps.count_with, request_ids))
             return finish_requests(request_ids, *args)
 
         machine.arrive, scheduler.finish_requests = watch_arrival, watch_aborts

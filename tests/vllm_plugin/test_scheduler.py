@@ -141,9 +141,14 @@ def run_with_aborts(
 
 @pytest.mark.parametrize("is_async", [True, False])
 def test_aborts_leave_nothing_behind(engine_worker: Any, stock_runs: Any, is_async: bool) -> None:
-    """Calls aborted while running, waiting and preempted free their blocks and leave the machine."""
+    """Calls aborted while running, waiting and preempted free their blocks and leave the machine.
+
+    The steps that they were in are charged, too.
+    """
     run = run_with_aborts(engine_worker, stock_runs, scenario(), is_async=is_async, autellix_service_s=0.0)
     assert run["slot_preemptions"] + run["block_preemptions"] > 0
+    assert run["charged_s"] == pytest.approx(run["ran_s"])
+    assert (run["aborted_in_step"] > 0) is is_async
 
 
 def test_fcfs_keeps_the_stock_order(engine_worker: Any, stock_runs: Any) -> None:
