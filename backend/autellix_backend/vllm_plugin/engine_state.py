@@ -134,8 +134,10 @@ class SchedulerState:
         if interval > 1:
             steps = scheduler.num_executed_steps + 1 - scheduler.last_prefill_step
             is_throttled |= steps < interval
+        if not is_throttled:
+            return False
         has_decode = any(not request.is_prefill_chunk for request in scheduler.running)
-        return is_throttled and has_decode and not scheduler.prefill_capacity_bound
+        return has_decode and not scheduler.prefill_capacity_bound
 
     @contextmanager
     def prefilling_alone(self) -> Iterator[None]:

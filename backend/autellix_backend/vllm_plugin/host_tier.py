@@ -36,6 +36,11 @@ class HostTier:
         self._admitted: dict[str, None] = {}
         """Waiting requests whose contexts nobody has looked for in host memory since their admission."""
 
+    @property
+    def has_requests(self) -> bool:
+        """Whether there is a request to look for in host memory."""
+        return bool(self._admitted)
+
     def on_reviewed(self, request_ids: Iterable[str]) -> None:
         """Note requests that have arrived, or that admission has let in or withdrawn."""
         if self._connector is None:

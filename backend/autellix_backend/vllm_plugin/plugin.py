@@ -144,7 +144,7 @@ class SchedulerPlugin:
 
     def load_ahead(self, loading: ExitStack, *, is_throttled: bool) -> None:
         """Let vLLM start loads from host memory, until `loading` is closed, unless it begins no prefill."""
-        if not self.engine.holds_prefills(is_throttled=is_throttled):
+        if self.host_tier.has_requests and not self.engine.holds_prefills(is_throttled=is_throttled):
             loading.enter_context(self.host_tier.loading_ahead(self.host_tier.to_load()))
 
     def on_scheduled(self, output: SchedulerOutput, started_s: float) -> None:

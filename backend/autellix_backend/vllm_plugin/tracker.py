@@ -7,7 +7,7 @@ request share one call id; the report carries the caller's call id beside it.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 from msgspec.structs import asdict, replace
@@ -297,8 +297,10 @@ class CallTracker:
         if not left.is_reported:
             self._send(left.identity, left.report)
 
-    def place(self, order: Iterable[Call]) -> list[str]:
+    def place(self, order: Collection[Call]) -> list[str]:
         """Set the places of the calls that run next; return those whose place changed."""
+        if not self._places and not order:
+            return []
         old, self._places = self._places, {call.call_id: place for place, call in enumerate(order)}
         return [
             call_id for call_id in {**old, **self._places} if old.get(call_id) != self._places.get(call_id)
