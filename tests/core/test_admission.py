@@ -1230,6 +1230,7 @@ def test_keys_follow_the_work_of_programs() -> None:
     assert engine.admission.memory.inactive.places() == {"b": 1, "c": 2}
 
     engine.arrive("b2", 60, shared=60, work=1e9)
+    engine.machine.tick(engine.now)
 
     assert engine.admission.memory.inactive.places() == {"c": 1, "b": 2}
     assert engine.admission.is_due(engine.step)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autellix_backend.core.boost import LEAST_WORK, OUTPUT_WEIGHT, ProgramBoost, work_of
+from autellix_backend.core.boost import LEAST_WORK, OUTPUT_WEIGHT, RENEWAL_S, ProgramBoost, work_of
 from autellix_backend.core.statistics import ProgramStatistics, TokenCost
 from autellix_backend.core.table import Program
 
@@ -23,7 +23,9 @@ def make_boost(response_s: float = 100.0, spread: float = 1.0, share: float = 0.
     statistics.on_live(0.0)
     statistics.on_idle(response_s)
     statistics.on_live(response_s)
-    return ProgramBoost(share, statistics, TokenCost(TOKEN_S))
+    boost = ProgramBoost(share, statistics, TokenCost(TOKEN_S))
+    boost.renew(response_s)
+    return boost
 
 
 def program(created_s: float = 0.0, **facts: Any) -> Program:
@@ -99,34 +101,30 @@ def test_a_program_is_passed_only_by_those_that_arrive_within_the_largest_boost(
 def test_keys_follow_strength_and_cost_and_places_do_not() -> None:
     boost = make_boost()
     statistics, cost = boost._statistics, boost._token_cost
-    place, before = boost.place(program()), boost.key_s(program())
+    place, before, epoch = boost.place(program()), boost.key_s(program()), boost.epoch
 
     statistics.on_idle(120.0)
     statistics.on_live(120.0)
+    boost.renew(120.0)
     assert boost.strength_s == pytest.approx(84.0)
     stronger = boost.key_s(program())
     assert stronger < before
     cost.observe(1.0, 2 * TOKEN_S)
+    boost.renew(120.0 + RENEWAL_S / 2)
+    assert boost.key_s(program()) == stronger
+    boost.renew(120.0 + RENEWAL_S)
     assert stronger < boost.key_s(program())
-    assert boost.place(program()) == place
-
-
-def test_the_boosts_that_are_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autellix_backend.core.boost.MAX_CLASSES", 3)
-    boost = make_boost()
-    keys = [boost.key_s(program(work=2.0**exponent)) for exponent in range(9, 20)]
-
-    assert keys == sorted(keys)
-    assert len(boost._boosts_s) <= 3
-    assert [boost.key_s(program(work=2.0**exponent)) for exponent in range(9, 20)] == keys
+    assert (boost.place(program()), boost.epoch) == (place, epoch + 2)
 
 
 def test_the_sizes_of_a_tenant_move_no_other_tenants_keys() -> None:
     boost = make_boost()
     theirs = boost._statistics.sizes_of("other")
     theirs.known = 0.75
+    boost.renew(200.0)
     before = [boost.key_s(program(50.0, work=4096.0, tenant=tenant)) for tenant in ("", "other")]
     theirs.known = 0.0
+    boost.renew(300.0)
 
     assert boost.strength_s == pytest.approx(70.0)
     assert boost.key_s(program(50.0, work=4096.0)) == before[0]
@@ -138,6 +136,7 @@ def test_the_sizes_of_a_tenant_move_no_other_tenants_keys() -> None:
 def test_without_strength_no_cost_moves_the_keys() -> None:
     boost = make_boost(share=0.0)
     boost._token_cost.observe(1.0, 5 * TOKEN_S)
+    boost.renew(300.0)
 
     assert boost.key_s(program(5.0, work=4096.0)) == 5.0
 

@@ -329,11 +329,12 @@ def test_a_new_strength_moves_no_program() -> None:
     machine = boosted()
     machine.arrive(Arrival("large", "q", work=1e6), 99.0)
     machine.arrive(Arrival("small", "r", age_s=0.0), 100.0)
+    assert not machine.tick(100.0)
     assert [call.call_id for call in machine][-2:] == ["small", "large"]
 
     machine.table.statistics.sizes_of("").known = 0.0
 
-    assert not machine.tick(100.0)
+    assert not machine.tick(101.0)
     assert [call.call_id for call in machine][-2:] == ["large", "small"]
     machine.check()
 

@@ -87,6 +87,7 @@ def test_the_order_of_programs(case: dict[str, Any]) -> None:
     statistics.on_idle(case["response_s"])
     statistics.on_live(case["response_s"])
     boost = ProgramBoost(SchedulerConfig().boost, statistics, TokenCost(case["token_s"]))
+    boost.renew(case["response_s"])
     assert boost.strength_s == pytest.approx(case["strength_s"], rel=DIGITS)
     keys = {program["id"]: boost.key_s(entry(program)) for program in case["programs"]}
     expected = {program["id"]: program["key_s"] for program in case["programs"]}

@@ -34,8 +34,9 @@ ONE_SIZE_SPREAD, FULL_BOOST_SPREAD = 0.5, 1.0
 """Standard deviations of ln(work) between which the boost grows from nothing to its full strength."""
 LEAST_WORK = 512.0
 """The least work counted for a program: without any, it would precede all that arrived before it."""
-MAX_CLASSES = 4096
-"""Classes of work whose boost is remembered."""
+RENEWAL_S = 0.25
+"""Strengths and cost are brought up to date so often: a step changes them by little, and looking every class
+up again would take long with many tenants."""
 _LEAST_SHARE = 1e-12
 """The least share of the strength: below it, the logarithm loses all its digits."""
 
@@ -53,13 +54,30 @@ class ProgramBoost:
         self._share = share
         self._statistics = statistics
         self._token_cost = token_cost
-        self._boosts_s: dict[WorkClass, tuple[float, float, float]] = {}
-        """The boosts asked for last, each with the strength and the cost that it follows from."""
+        self.epoch = 0
+        self._next_s = -math.inf
+        self._token_s = token_cost.seconds
+        self._strengths_s: dict[str, float] = {}
+        """The strength of the boost, by tenant."""
+        self._boosts_s: dict[WorkClass, float] = {}
+        """Those that were asked for in this epoch."""
 
     @property
     def strength_s(self) -> float:
         """The largest strength of a tenant."""
-        return max(map(self._strength_s, self._statistics.sizes), default=0.0)
+        return max(self._strengths_s.values(), default=0.0)
+
+    def renew(self, now: float) -> None:
+        """Bring strengths and cost up to date, unless that was done less than RENEWAL_S ago."""
+        if now < self._next_s:
+            return
+        self._next_s = now + RENEWAL_S
+        full_s, self._token_s = self._share * self._statistics.response_s, self._token_cost.seconds
+        self._strengths_s = {
+            tenant: full_s * _strength_share(sizes.value) for tenant, sizes in self._statistics.sizes.items()
+        }
+        self._boosts_s = {}
+        self.epoch += 1
 
     def place(self, program: Program) -> Place:
         """Return the present place of a program in the order of its tenant."""
@@ -75,27 +93,24 @@ class ProgramBoost:
         """Return the time (s), zero or less, by which the programs of a class count as arriving later."""
         if work_class is None:
             return 0.0
-        strength_s = self._strength_s(work_class[0])
+        boost_s = self._boosts_s.get(work_class)
+        if boost_s is None:
+            boost_s = self._boosts_s[work_class] = self._compute(work_class)
+        return boost_s
+
+    def _compute(self, work_class: WorkClass) -> float:
+        strength_s = self._strengths_s.get(work_class.tenant, 0.0)
         if strength_s <= 0:
             return 0.0
-        token_s = self._token_cost.seconds
-        known = self._boosts_s.get(work_class)
-        if known is None or known[0] != strength_s or known[1] != token_s:
-            share = max(_LEAST_SHARE, work_class.work * token_s / strength_s)
-            known = (strength_s, token_s, strength_s * math.log(-math.expm1(-share)))
-            if len(self._boosts_s) >= MAX_CLASSES:
-                self._boosts_s.clear()
-            self._boosts_s[work_class] = known
-        return known[2]
+        share = max(_LEAST_SHARE, work_class.work * self._token_s / strength_s)
+        return strength_s * math.log(-math.expm1(-share))
 
     def key_s(self, program: Program) -> float:
         """Return the time (s) at which the program counts as having arrived."""
         place = self.place(program)
         return place.base + self.of(place.work_class)
 
-    def _strength_s(self, tenant: str) -> float:
-        sizes = self._statistics.sizes.get(tenant)
-        if sizes is None:
-            return 0.0
-        spread = (sizes.value - ONE_SIZE_SPREAD) / (FULL_BOOST_SPREAD - ONE_SIZE_SPREAD)
-        return self._share * self._statistics.response_s * min(1.0, max(0.0, spread))
+
+def _strength_share(spread: float) -> float:
+    """Return the share of the full strength at this spread of sizes."""
+    return min(1.0, max(0.0, (spread - ONE_SIZE_SPREAD) / (FULL_BOOST_SPREAD - ONE_SIZE_SPREAD)))

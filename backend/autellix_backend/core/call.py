@@ -9,7 +9,7 @@ from enum import StrEnum
 import msgspec
 
 from autellix_backend.core.errors import IllegalMoveError
-from autellix_backend.core.place import BoostOf, Place
+from autellix_backend.core.place import Boosts, Place
 
 
 class ChangeReason(StrEnum):
@@ -66,7 +66,7 @@ class CallGroup:
 
     place: Place
     """That of the program."""
-    boost_of: BoostOf
+    boosts: Boosts
     # A plain dict keeps holes where calls left, and the search for the first would visit them all.
     calls: OrderedDict[str, Call] = field(default_factory=OrderedDict)
 
@@ -78,7 +78,7 @@ class CallGroup:
     @property
     def key(self) -> float:
         """The program's present key."""
-        return self.place.base + self.boost_of(self.place.work_class)
+        return self.place.base + self.boosts.of(self.place.work_class)
 
     @property
     def rank(self) -> tuple[float, int]:

@@ -75,7 +75,7 @@ class Machine:
             statistics=self.table.statistics,
             token_cost=self.token_cost,
             place_of=self.places.of,
-            boost_of=self.boost.of,
+            boosts=self.boost,
             holding_of=self.holding_of,
         )
         self.admission = make_admission(inputs) if admission is None else admission
@@ -381,6 +381,7 @@ class Machine:
         Returns:
             The calls that were admitted or withdrawn; `Call.is_admitted` has which.
         """
+        self.boost.renew(now)
         self.places.move_marked(self._move)
         if not self.admission.is_due(step):
             return []
@@ -403,6 +404,7 @@ class Machine:
 
         The cost is that of the calls concerned: those whose quantum is used up or whose deadline has passed.
         """
+        self.boost.renew(now)
         changes: list[LevelChange] = []
         used = self.quanta.pop() if self.quanta.is_due else {}
         starving = {call.call_id: call for call in self.starvation.pop_due(now)}

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 
 class WorkClass(NamedTuple):
@@ -27,10 +26,25 @@ class Place(NamedTuple):
     """None where nothing but the base counts."""
 
 
-BoostOf = Callable[[WorkClass | None], float]
-"""Returns the present boost of a class, zero or less."""
+class Boosts(Protocol):
+    """What classes of work are worth at present."""
+
+    epoch: int
+    """Changes whenever any boost does."""
+
+    def of(self, work_class: WorkClass | None) -> float:
+        """Return the present boost of a class, zero or less."""
+        ...
 
 
-def no_boost(_: WorkClass | None) -> float:
-    """Return the boost of any class where keys have one part."""
-    return 0.0
+class NoBoosts:
+    """The boosts where keys have one part."""
+
+    epoch = 0
+
+    def of(self, work_class: WorkClass | None) -> float:  # noqa: ARG002
+        """Return zero."""
+        return 0.0
+
+
+NO_BOOSTS: Boosts = NoBoosts()

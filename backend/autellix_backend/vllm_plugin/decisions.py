@@ -51,7 +51,7 @@ class StepDecisions:
             call = self._machine.call(change.call_id)
             if call.group is not None:
                 # Also if the call itself has a place among all tenants.
-                self._engine.order.move_group(rank_of(call, self._machine.boost.of))
+                self._engine.order.move_group(rank_of(call, self._machine.boost))
         if is_paused or is_holding:
             return []
         refused = self._blocks.take_refused()

@@ -6,7 +6,7 @@ from collections.abc import Hashable
 from typing import NamedTuple
 
 from autellix_backend.core.call import Call
-from autellix_backend.core.place import BoostOf, Place, WorkClass
+from autellix_backend.core.place import Boosts, Place, WorkClass
 
 _SEQUENCE_BITS = 56
 _KEY_BITS = 56
@@ -39,15 +39,15 @@ class Rank(NamedTuple):
         return self.base + self.boost + self.own
 
 
-def rank_of(call: Call, boost_of: BoostOf) -> Rank:
+def rank_of(call: Call, boosts: Boosts) -> Rank:
     """Return the place of a call in the order of its queue."""
     place = Place(call.own_key) if call.group is None else call.group.place
     key_units = max(0, min(_KEY_ZERO + round(place.base * _KEY_UNITS_PER_S), _KEY_LIMIT))
     # A held call has a sequence number below zero, which must not reach into the level.
     base = ((call.level << _KEY_BITS) | key_units) << _SEQUENCE_BITS
-    return Rank(base, call.seq, call.group, place.work_class, boost_units(place.work_class, boost_of))
+    return Rank(base, call.seq, call.group, place.work_class, boost_units(place.work_class, boosts))
 
 
-def boost_units(work_class: WorkClass | None, boost_of: BoostOf) -> int:
+def boost_units(work_class: WorkClass | None, boosts: Boosts) -> int:
     """Return the present boost of a class of work, as a part of a number."""
-    return 0 if work_class is None else round(boost_of(work_class) * _KEY_UNITS_PER_S) << _SEQUENCE_BITS
+    return 0 if work_class is None else round(boosts.of(work_class) * _KEY_UNITS_PER_S) << _SEQUENCE_BITS

@@ -109,7 +109,7 @@ class CallTracker:
 
     def boost_of(self, work_class: WorkClass | None) -> int:
         """Return the present boost of a class of work, as a part of a rank's number."""
-        return boost_units(work_class, self.machine.boost.of)
+        return boost_units(work_class, self.machine.boost)
 
     def rank(self, request_id: str) -> Rank | None:
         """Return the call's place in the order of all; None if it is not tracked.
@@ -119,7 +119,7 @@ class CallTracker:
         if request_id not in self._calls:
             return None
         place = self._places.get(request_id)
-        return rank_of(self._calls[request_id].call, self.machine.boost.of) if place is None else Rank(place)
+        return rank_of(self._calls[request_id].call, self.machine.boost) if place is None else Rank(place)
 
     def take_to_keep(self) -> list[Hashes]:
         """Return the contexts whose cached blocks should outlive all others, in the order of eviction."""

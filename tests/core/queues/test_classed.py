@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autellix_backend.core.boost import ProgramBoost
+from autellix_backend.core.boost import RENEWAL_S, ProgramBoost
 from autellix_backend.core.place import Place, WorkClass
 from autellix_backend.core.queues.classed import ClassedOrder
 from autellix_backend.core.statistics import ProgramStatistics, TokenCost
@@ -23,9 +23,26 @@ def make_boost() -> tuple[ProgramBoost, ProgramStatistics, TokenCost]:
     return ProgramBoost(0.7, statistics, cost), statistics, cost
 
 
+class Boosts:
+    """Boosts that a test sets."""
+
+    def __init__(self, boosts: dict[WorkClass | None, float]) -> None:
+        self._boosts = boosts
+        self.epoch = 0
+
+    def of(self, work_class: WorkClass | None) -> float:
+        """Return the boost of a class."""
+        return self._boosts[work_class]
+
+    def set(self, work_class: WorkClass, boost: float) -> None:
+        """Change the boost of a class."""
+        self._boosts[work_class] = boost
+        self.epoch += 1
+
+
 def test_the_head_changes_with_the_boost_of_its_class() -> None:
-    boosts = {WorkClass("", 9): -5.0, WorkClass("", 12): 0.0, None: 0.0}
-    order = ClassedOrder[str](boosts.__getitem__)
+    boosts = Boosts({WorkClass("", 9): -5.0, WorkClass("", 12): 0.0, None: 0.0})
+    order = ClassedOrder[str](boosts)
     assert not order
     order.add(Place(10.0, WorkClass("", 9)), 1, "small")
     assert order.first() == "small"
@@ -34,7 +51,7 @@ def test_the_head_changes_with_the_boost_of_its_class() -> None:
     order.add(Place(8.0), 4, "later")
     assert (order.first(), list(order), len(order)) == ("small", ["small", "large", "plain", "later"], 4)
 
-    boosts[WorkClass("", 9)] = -2.5
+    boosts.set(WorkClass("", 9), -2.5)
 
     assert (order.first(), list(order)) == ("large", ["large", "small", "plain", "later"])
     order.remove(Place(7.0, WorkClass("", 12)), 2)
@@ -68,7 +85,7 @@ def test_the_head_is_that_of_a_plain_sort_by_the_keys_of_today(
         (Program(program_id=str(number), created_s=arrival_s, work=work), number)
         for number, (arrival_s, work) in enumerate(programs)
     ]
-    order = ClassedOrder[int](boost.of)
+    order = ClassedOrder[int](boost)
     for program, number in entries:
         order.add(boost.place(program), number, number)
     now = 0.0
@@ -78,6 +95,7 @@ def test_the_head_is_that_of_a_plain_sort_by_the_keys_of_today(
         statistics.on_idle(now)
         statistics.on_live(now)
         cost.observe(1.0, token_s)
+        boost.renew(now := now + RENEWAL_S)
         keys = [(boost.key_s(program), number) for program, number in entries]
 
         assert [(key, number) for key, number, _ in order.keyed()] == sorted(keys)

@@ -12,7 +12,7 @@ from autellix_backend.core.admission.memory import EngineMemory
 from autellix_backend.core.arrival import Context
 from autellix_backend.core.call import Call
 from autellix_backend.core.config import SchedulerConfig
-from autellix_backend.core.place import BoostOf, Place, no_boost
+from autellix_backend.core.place import NO_BOOSTS, Boosts, Place
 from autellix_backend.core.statistics import ProgramStatistics, TokenCost
 from autellix_backend.core.table import Program
 
@@ -33,8 +33,8 @@ class AdmissionInputs:
     """Returns the place of a program by the policy; the smallest key goes first."""
     holding_of: Callable[[str], Collection[Call]]
     """Returns the calls of a program that hold KV memory: those that run or are pinned."""
-    boost_of: BoostOf = no_boost
-    """Returns the present boost of a class of work."""
+    boosts: Boosts = NO_BOOSTS
+    """The present boosts of classes of work."""
     fill: KvFill = count_tokens
     """How contexts fill the KV memory."""
 

@@ -21,7 +21,7 @@ from autellix_backend.core.admission.programs import (
 )
 from autellix_backend.core.arrival import Context
 from autellix_backend.core.call import Call
-from autellix_backend.core.place import BoostOf, Place, no_boost
+from autellix_backend.core.place import NO_BOOSTS, Boosts, Place
 
 HOST_SHARE = 0.8
 """The share of host memory that the contexts of active and parked programs may fill before no other program
@@ -34,7 +34,7 @@ for the others."""
 class EngineMemory:
     """Programs that are active, parked or waiting, and those that became inactive while calls ran."""
 
-    def __init__(self, capacity_tokens: float, fill: KvFill, boost_of: BoostOf = no_boost) -> None:
+    def __init__(self, capacity_tokens: float, fill: KvFill, boosts: Boosts = NO_BOOSTS) -> None:
         self.fill = fill
         """How contexts fill it."""
         self.capacity_tokens = capacity_tokens
@@ -44,7 +44,7 @@ class EngineMemory:
         self.active = ContextSet()
         self.parked = ContextSet()
         """Inactive programs whose contexts host memory keeps, with and without calls."""
-        self.inactive = InactivePrograms(boost_of)
+        self.inactive = InactivePrograms(boosts)
         self.leaving = LeavingPrograms()
         self.freed_tokens = 0
         """Tokens of programs that are active no more, and so of blocks that should be evicted first."""

@@ -6,10 +6,11 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
+from operator import attrgetter
 
 from autellix_backend.core.admission.contexts import ProgramContexts
 from autellix_backend.core.call import Call
-from autellix_backend.core.place import BoostOf, Place, WorkClass, no_boost
+from autellix_backend.core.place import NO_BOOSTS, Boosts, Place
 from autellix_backend.core.priority import Priority
 from autellix_backend.core.queues.classed import ClassedOrder
 from autellix_backend.core.table import Program
@@ -26,8 +27,8 @@ class ProgramContext:
     """The order of its first call, which decides between equal keys."""
     place: Place
     """Its place by the policy."""
-    boost_of: BoostOf
-    """Returns the present boost of a class of work."""
+    boosts: Boosts
+    """The present boosts of classes of work."""
     holding_of: Callable[[str], Collection[Call]]
     """Returns the calls of a program that hold KV memory, whether it is active or not."""
     calls: dict[str, Call] = field(default_factory=dict)
@@ -61,7 +62,7 @@ class ProgramContext:
     @property
     def key(self) -> float:
         """Its present key."""
-        return self.place.base + self.boost_of(self.place.work_class)
+        return self.place.base + self.boosts.of(self.place.work_class)
 
     @property
     def rank(self) -> tuple[float, int]:
@@ -101,20 +102,6 @@ class ProgramContext:
         for call_id in holding:
             self.contexts.resize(call_id, tokens_of(call_id))
         return bool(holding)
-
-
-def in_order(contexts: Iterable[ProgramContext]) -> list[ProgramContext]:
-    """Sort programs by their ranks, for which each class of work is looked up once."""
-    boosts: dict[WorkClass | None, float] = {}
-
-    def rank(context: ProgramContext) -> tuple[float, int]:
-        base, work_class = context.place
-        boost = boosts.get(work_class)
-        if boost is None:
-            boost = boosts[work_class] = context.boost_of(work_class)
-        return base + boost, context.number
-
-    return sorted(contexts, key=rank)
 
 
 class ContextSet:
@@ -202,10 +189,10 @@ class ContextSet:
 class InactivePrograms:
     """The programs that wait, in order of waiting and by tenant in order of activation; all have calls."""
 
-    def __init__(self, boost_of: BoostOf = no_boost) -> None:
+    def __init__(self, boosts: Boosts = NO_BOOSTS) -> None:
         self.contexts: dict[str, ProgramContext] = {}
         """Inactive programs by id, the longest-waiting first."""
-        self._boost_of = boost_of
+        self._boosts = boosts
         self._orders: dict[str, ClassedOrder[ProgramContext]] = {}
         self._sizes: list[int] = []
         """Their own tokens, the least first."""
@@ -219,7 +206,7 @@ class InactivePrograms:
         self.contexts[context.program.program_id] = context
         order = self._orders.get(context.tenant)
         if order is None:
-            order = self._orders[context.tenant] = ClassedOrder(self._boost_of)
+            order = self._orders[context.tenant] = ClassedOrder(self._boosts)
         order.add(context.place, context.number, context)
         insort(self._sizes, context.own_tokens)
 
@@ -279,7 +266,7 @@ class InactivePrograms:
 
     def places(self) -> dict[str, int]:
         """Return the place of each program in the order of keys, from 1."""
-        ranked = in_order(self.contexts.values())
+        ranked = sorted(self.contexts.values(), key=attrgetter("rank"))
         return {context.program.program_id: place for place, context in enumerate(ranked, start=1)}
 
     def check(self) -> None:

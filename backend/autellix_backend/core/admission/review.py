@@ -33,7 +33,7 @@ from operator import attrgetter
 from autellix_backend.core.admission.costs import ContextCosts
 from autellix_backend.core.admission.idle import LEAST_HOLD_S, IdleLimits
 from autellix_backend.core.admission.memory import EngineMemory
-from autellix_backend.core.admission.programs import ProgramContext, in_order
+from autellix_backend.core.admission.programs import ProgramContext
 from autellix_backend.core.place import Place
 from autellix_backend.core.statistics import ProgramStatistics
 
@@ -115,7 +115,7 @@ class MemoryReview:
         if is_enough():
             return gave
         by_tenant: dict[str, list[ProgramContext]] = {}
-        for context in in_order(self._memory.active.contexts.values()):
+        for context in sorted(self._memory.active.contexts.values(), key=attrgetter("rank")):
             if not context.is_paused:
                 by_tenant.setdefault(context.tenant, []).append(context)
         candidates = [self._to_deactivate(queue[-1]) for queue in by_tenant.values()]
@@ -174,7 +174,7 @@ class MemoryReview:
         for tenant, giving in batch.items():
             if tenant not in memory.inactive.tenants():
                 continue
-            giving = in_order(giving)
+            giving.sort(key=attrgetter("rank"))
             spare = 0
             for context in islice(memory.inactive.walk(tenant), MAX_PASSED):
                 if context.gives_way or memory.has_room(context):

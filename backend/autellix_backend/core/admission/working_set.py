@@ -45,7 +45,7 @@ class WorkingSetAdmission(Admission):
     def __init__(self, inputs: AdmissionInputs) -> None:
         """Admit programs to an empty engine."""
         config = inputs.config
-        self.memory = EngineMemory(config.kv_share * inputs.kv_tokens, inputs.fill, inputs.boost_of)
+        self.memory = EngineMemory(config.kv_share * inputs.kv_tokens, inputs.fill, inputs.boosts)
         self._kv_tokens = inputs.kv_tokens
         self._costs = ContextCosts(inputs.token_cost)
         self.idle = IdleLimits(self.memory.capacity_tokens, config.idle_s, self._costs)
@@ -58,7 +58,7 @@ class WorkingSetAdmission(Admission):
             waits_at_standstill=config.period_steps == 1,
         )
         self._place_of = inputs.place_of
-        self._boost_of = inputs.boost_of
+        self._boosts = inputs.boosts
         self._holding_of = inputs.holding_of
         self._numbers = count()
         self._is_dirty = False
@@ -212,7 +212,7 @@ class WorkingSetAdmission(Admission):
             weight=call.weight,
             number=next(self._numbers),
             place=self._place_of(program),
-            boost_of=self._boost_of,
+            boosts=self._boosts,
             holding_of=self._holding_of,
             contexts=ProgramContexts(self.memory.fill),
         )

@@ -34,7 +34,7 @@ class Boost(Plas):
 
     def make_queue(self, inputs: QueueInputs) -> Queue:
         """Return a queue in the order of the programs' keys."""
-        return ProgramQueue(inputs.boost.place, inputs.numbers, inputs.boost.of)
+        return ProgramQueue(inputs.boost.place, inputs.numbers, inputs.boost)
 
     def place(self, program: Program, boost: ProgramBoost) -> Place:
         """Return the program's arrival and the class of its work."""

@@ -8,7 +8,7 @@ from heapq import merge
 from operator import itemgetter
 from typing import Generic, TypeVar
 
-from autellix_backend.core.place import BoostOf, Place, WorkClass, no_boost
+from autellix_backend.core.place import NO_BOOSTS, Boosts, Place, WorkClass
 
 T = TypeVar("T")
 
@@ -25,10 +25,12 @@ class ClassedOrder(Generic[T]):
     digit keep the order of their bases.
     """
 
-    def __init__(self, boost_of: BoostOf = no_boost) -> None:
-        self._boost_of = boost_of
+    def __init__(self, boosts: Boosts = NO_BOOSTS) -> None:
+        self._boosts = boosts
         self._lists: dict[WorkClass | None, list[Keyed[T]]] = {}
         """Items by (base, number); none is empty."""
+        self._first: tuple[int, T] | None = None
+        """The first item, and the epoch of the boosts by which it is; None once items have changed."""
 
     def __bool__(self) -> bool:
         return bool(self._lists)
@@ -42,10 +44,12 @@ class ClassedOrder(Generic[T]):
 
     def add(self, place: Place, number: int, item: T) -> None:
         """Add an item, whose number no other of its place has."""
+        self._first = None
         insort(self._lists.setdefault(place.work_class, []), (place.base, number, item))
 
     def remove(self, place: Place, number: int) -> None:
         """Remove the item that was added with this place and number."""
+        self._first = None
         items = self._lists[place.work_class]
         del items[bisect_left(items, (place.base, number))]
         if not items:
@@ -53,17 +57,20 @@ class ClassedOrder(Generic[T]):
 
     def first(self) -> T:
         """Return the first item; there must be one."""
-        heads = self._lists.items()
-        if len(heads) == 1:
-            ((_, items),) = heads
-            return items[0][2]
-        boost_of = self._boost_of
-        return min([(items[0][0] + boost_of(work_class), *items[0][1:]) for work_class, items in heads])[2]
+        epoch = self._boosts.epoch
+        if self._first is None or self._first[0] != epoch:
+            boost_of = self._boosts.of
+            heads = [
+                (items[0][0] + boost_of(work_class), *items[0][1:])
+                for work_class, items in self._lists.items()
+            ]
+            self._first = (epoch, min(heads)[2])
+        return self._first[1]
 
     def keyed(self) -> Iterator[Keyed[T]]:
         """Walk the items with their keys, as `__iter__` does."""
         walks = [
-            _boosted(list(items), self._boost_of(work_class)) for work_class, items in self._lists.items()
+            _boosted(list(items), self._boosts.of(work_class)) for work_class, items in self._lists.items()
         ]
         return walks[0] if len(walks) == 1 else merge(*walks)
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from heapq import heappop, heappush, heapreplace
 
 from autellix_backend.core.call import Call, CallGroup, ChangeReason, LevelChange
-from autellix_backend.core.place import BoostOf, Place, no_boost
+from autellix_backend.core.place import NO_BOOSTS, Boosts, Place
 from autellix_backend.core.queues.base import Queue
 from autellix_backend.core.queues.classed import ClassedOrder
 from autellix_backend.core.table import Program
@@ -25,21 +25,21 @@ class ProgramQueue(Queue):
         self,
         place_of: Callable[[Program], Place],
         numbers: Iterator[int] | None = None,
-        boost_of: BoostOf = no_boost,
+        boosts: Boosts = NO_BOOSTS,
     ) -> None:
         """Create an empty queue.
 
         Args:
             place_of: Returns the present place of a program.
             numbers: The sequence that all queues of one machine share.
-            boost_of: Returns the present boost of a class of work.
+            boosts: The present boosts of classes of work.
         """
         super().__init__(numbers)
         self._place_of = place_of
-        self._boost_of = boost_of
+        self._boosts = boosts
         self._groups: dict[str, CallGroup] = {}
         """The calls by program."""
-        self._order = ClassedOrder[CallGroup](boost_of)
+        self._order = ClassedOrder[CallGroup](boosts)
         """The programs by key and by the number of their first call."""
         self._length = 0
 
@@ -68,7 +68,7 @@ class ProgramQueue(Queue):
         self._length += 1
         group = self._groups.get(call.program_id)
         if group is None:
-            group = self._groups[call.program_id] = CallGroup(self._place_of(program), self._boost_of)
+            group = self._groups[call.program_id] = CallGroup(self._place_of(program), self._boosts)
             group.calls[call.call_id] = call
             self._place(group)
         else:
