@@ -188,7 +188,7 @@ class SchedulerPlugin:
 
     def on_preempted(self, request: Request) -> None:
         """Preempt the call of a request, by whomever."""
-        if request.request_id in self.tracker.running:
+        if self.tracker.is_running(request.request_id):
             self.tracker.preempt(request.request_id, self._clock(), request.num_computed_tokens)
             self._rank(request)
 

@@ -95,6 +95,10 @@ class CallTracker:
     def __len__(self) -> int:
         return len(self._calls)
 
+    def is_running(self, request_id: str) -> bool:
+        """Whether the call is in the engine's batch."""
+        return request_id in self.running
+
     def is_held_back(self, request_id: str) -> bool:
         """Whether admission keeps the call out of the queues."""
         return request_id in self._calls and not self.machine.call(request_id).is_admitted
