@@ -13,13 +13,12 @@ client = OpenAI(
 MODEL = os.environ.get("MODEL", "smollm2")
 
 
-def take_turn(conversation, history, text):
+def take_turn(conversation, history, text, goes_on):
     """Answer one message; the turns of a conversation may come from different requests or threads."""
     history.append({"role": "user", "content": text})
-    # `ends=False`, twice: the session that ends would end its programs, and the service of the program counts
-    # over all turns.
-    session = autellix.session(conversation, ends=False)
-    with session, autellix.program("chat", id=f"{conversation}-chat", ends=False):
+    # The service of the program counts over all turns. The last one ends it, or ten idle minutes.
+    session = autellix.session(id=conversation, continues=goes_on)
+    with session, autellix.program("chat", id=f"{conversation}-chat", continues=goes_on):
         answer = client.chat.completions.create(model=MODEL, messages=history, max_tokens=32)
     history.append({"role": "assistant", "content": answer.choices[0].message.content})
     return history[-1]["content"]
@@ -27,5 +26,4 @@ def take_turn(conversation, history, text):
 
 history = []
 for text in ("Hello! Who are you?", "What can you do?", "Goodbye."):
-    print(text, "->", take_turn("conversation-7", history, text))
-autellix.end_program("conversation-7-chat")  # else it ends when it has been idle for ten minutes
+    print(text, "->", take_turn("conversation-7", history, text, goes_on=text != "Goodbye."))

@@ -16,43 +16,45 @@ PARTS = ("response", "http_response", "usage", "models_usage", "message", "messa
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CallReceipt:
-    """What a call cost; None where only the engine could know and did not report."""
+class Receipt:
+    """What a call cost; None where only the engine could know and did not report.
+
+    `wait_s` are the seconds in queues, `inactive_s` those of them in which its program waited for KV
+    memory, and `service_s` those in the engine's executed steps. `level` is the last queue level (1 is the
+    best), `cached_tokens` the prompt tokens found in the prefix cache. `estimated` tells that no report of
+    the engine came, so that the numbers are estimates.
+    """
+
+    __module__ = "autellix"
 
     call_id: str
     program_id: str
     wait_s: float
-    """Seconds in queues."""
     service_s: float
-    """Seconds in the engine's executed steps."""
     inactive_s: float = 0.0
-    """The part of its waiting in which its program waited for KV memory."""
     preemptions: int | None = None
     demotions: int | None = None
     promotions: int | None = None
     level: int | None = None
-    """The last queue level; 1 is the best."""
     prompt_tokens: int | None = None
     output_tokens: int | None = None
     cached_tokens: int | None = None
-    """Prompt tokens found in the prefix cache."""
     arrival_step: int | None = None
     finish_step: int | None = None
     engine_steps: int | None = None
     estimated: bool = False
-    """Whether the numbers are estimates, because no report of the engine came."""
 
 
-NAMES = frozenset(field.name for field in fields(CallReceipt))
+NAMES = frozenset(field.name for field in fields(Receipt))
 
 
-def find_receipt(result: object) -> CallReceipt | None:
+def find_receipt(result: object) -> Receipt | None:
     """Return what `autellix.receipt` documents."""
     found = _find(result, MAX_DEPTH)
     if found is None:
         return None
     # A later gateway may add fields.
-    return CallReceipt(**{name: value for name, value in found.items() if name in NAMES})
+    return Receipt(**{name: value for name, value in found.items() if name in NAMES})
 
 
 def _find(result: object, depth: int) -> dict[str, Any] | None:

@@ -68,8 +68,8 @@ class Load:
     def scoped(self) -> Generator[None]:
         """Close a program, a session and a thread of it; make a call and open a program meanwhile."""
         ends = self.random.random() < 0.5
-        program = autellix.program("abandoned", id=self.program_id(), ends=ends)
-        with program, autellix.session(self.program_id()), autellix.thread("named"):
+        program = autellix.program("abandoned", id=self.program_id(), continues=not ends)
+        with program, autellix.session(id=self.program_id()), autellix.thread("named"):
             call()
             try:
                 yield
@@ -100,7 +100,7 @@ class Load:
         """Make a call, and open scopes, in the callback of a weak reference."""
 
         def callback() -> None:
-            with autellix.program("finalizer", id=IDS[0]), autellix.session(IDS[1]):
+            with autellix.program("finalizer", id=IDS[0]), autellix.session(id=IDS[1]):
                 call()
                 threading.Thread(target=call, daemon=True).start()
 

@@ -71,7 +71,7 @@ def test_the_first_to_come_is_shared() -> None:
 
 
 def agent(name: str) -> Generator[None]:
-    with autellix.program(name), autellix.session(name), autellix.thread(name):
+    with autellix.program(name), autellix.session(id=name), autellix.thread(name):
         yield
 
 
@@ -96,7 +96,7 @@ def test_a_collection_in_the_middle_of_a_scopes_steps(
         cycle: list[object] = [generator]
         cycle.append(cycle)
         del generator, cycle
-        with autellix.program("next", id=program_id), autellix.session(program_id):
+        with autellix.program("next", id=program_id), autellix.session(id=program_id):
             assert autellix.current().name == "next"
     assert collected
     assert autellix.current().is_implicit

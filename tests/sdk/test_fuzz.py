@@ -12,6 +12,7 @@ from tests.sdk.in_process import Network
 import autellix
 from autellix import web
 from autellix._programs.registry import programs
+from autellix._scopes.scopes import end_program
 from autellix_wire.ids import is_header_value
 
 if TYPE_CHECKING:
@@ -91,10 +92,13 @@ def test_scopes_take_anything(fuzz: Fuzz) -> None:
     for _ in range(ROUNDS):
         scopes = [
             documented(
-                autellix.program, fuzz.anything(), fuzz.anything() or None, expected_calls=fuzz.anything()
+                autellix.program,
+                fuzz.anything(),
+                id=fuzz.anything() or None,
+                expected_calls=fuzz.anything(),
             ),
-            documented(autellix.program, fuzz.text(), ends=fuzz.anything()),
-            documented(autellix.session, fuzz.anything(), ends=fuzz.anything()),
+            documented(autellix.program, fuzz.text(), continues=fuzz.anything()),
+            documented(autellix.session, id=fuzz.anything(), continues=fuzz.anything()),
             documented(autellix.thread, fuzz.anything()),
         ]
         entered = [scope for scope in scopes if scope is not None]
@@ -111,7 +115,7 @@ def test_scopes_take_anything(fuzz: Fuzz) -> None:
 def test_functions_take_anything(fuzz: Fuzz) -> None:
     for _ in range(ROUNDS):
         thing = fuzz.anything()
-        documented(autellix.end_program, thing)
+        documented(end_program, thing)
         wrapped = documented(autellix.propagate, fuzz.random.choice([thing, fuzz.ask]))
         if wrapped is not None and wrapped is not thing:
             documented(wrapped)

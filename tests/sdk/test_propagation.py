@@ -492,7 +492,7 @@ def test_other_process_does_not_end_the_session_that_it_was_started_in(
     agent: Agent, tmp_path: Path, method: str
 ) -> None:
     branch = "process = context.Process(target=ask, args=('branch',)); process.start(); process.join()"
-    branch = f"with autellix.session('shared'), autellix.program('agent'): {branch}; ask('within')"
+    branch = f"with autellix.session(id='shared'), autellix.program('agent'): {branch}; ask('within')"
     run_processes(agent, tmp_path, method, branch)
     calls = agent.backend.by_content()
     assert {calls[name]["x-autellix-session-id"] for name in ("branch", "within")} == {"shared"}
@@ -727,7 +727,7 @@ async def test_batcher_that_one_program_has_started_serves_others(agent: Agent, 
         with autellix.detached() if is_detached else contextlib.nullcontext():
             batcher = asyncio.create_task(serve())
         await agent.aask("root")
-    async with autellix.program("second", id="batched", ends=False):
+    async with autellix.program("second", id="batched", continues=True):
         await jobs.put("second's")
         await jobs.put(None)
         await batcher
@@ -736,7 +736,7 @@ async def test_batcher_that_one_program_has_started_serves_others(agent: Agent, 
 
 def test_worker_of_one_turn_is_not_part_of_the_next(agent: Agent) -> None:
     gate = threading.Event()
-    with autellix.program("agent", id="worked", ends=False):
+    with autellix.program("agent", id="worked", continues=True):
         worker = threading.Thread(target=lambda: gate.wait() and agent.ask("late"))
         worker.start()
         agent.ask("first")
@@ -750,7 +750,7 @@ def test_worker_of_one_turn_is_not_part_of_the_next(agent: Agent) -> None:
 
 def test_work_after_a_session_is_not_in_it(agent: Agent) -> None:
     gate = threading.Event()
-    with autellix.session("over"):
+    with autellix.session(id="over"):
         worker = threading.Thread(target=lambda: gate.wait() and agent.ask("late"))
         worker.start()
         agent.ask("inside")
@@ -764,12 +764,12 @@ def test_turns_of_one_id_at_once(agent: Agent) -> None:
     """The next turn follows all of them."""
 
     def turn(name: str) -> None:
-        with autellix.program("agent", id="turns", ends=False):
+        with autellix.program("agent", id="turns", continues=True):
             agent.ask(name)
 
     turn("root")
-    first = autellix.program("agent", id="turns", ends=False)
-    second = autellix.program("agent", id="turns", ends=False)
+    first = autellix.program("agent", id="turns", continues=True)
+    second = autellix.program("agent", id="turns", continues=True)
     with first:
         agent.ask("a")
         # In a thread that inherits nothing: another request of a server.
@@ -1062,13 +1062,17 @@ def test_thread_scope(agent: Agent) -> None:
     assert agent.thread_of("writer1") == agent.thread_of("writer2") != agent.thread_of("planner1")
 
 
-@row("`autellix.program(id=…, ends=False)`", "the turns of a conversation are one program, one after another")
+@row(
+    "`autellix.program(id=…, continues=True)`",
+    "the turns of a conversation are one program, one after another",
+)
 def test_program_of_several_turns(agent: Agent) -> None:
     for number in "12":
-        with autellix.program("agent", id="conversation", ends=False):
+        with autellix.program("agent", id="conversation", continues=True):
             agent.ask("turn" + number)
     agent.expect({"turn1": (), "turn2": ("turn1",)})
-    autellix.end_program("conversation")
+    with autellix.program(id="conversation"):
+        pass
     agent.backend.wait_for("DELETE", "/programs/conversation")
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import importlib.metadata
+import inspect
+import pydoc
 import runpy
 import socket
 import struct
@@ -18,6 +20,7 @@ import pytest
 from tests.waiting import wait_until
 
 import autellix
+from autellix._programs.registry import programs
 from autellix.testing import RecordingBackend
 
 if TYPE_CHECKING:
@@ -44,22 +47,69 @@ def test_version_is_that_of_the_package() -> None:
 
 def test_status_tells_backends_and_sessions(sdk: None, backend: Recording) -> None:
     autellix.configure(backend.url)
-    assert autellix.status()["backends"] == {}
+    assert autellix.status().backends == {}
     ask(backend)
     url = backend.url.removesuffix("/v1")
 
     def sessions() -> Any:
-        return autellix.status()["backends"][url]["sessions"]
+        return autellix.status().backends[url].sessions
 
-    wait_until(lambda: sessions()[0]["is_running"])
+    wait_until(lambda: sessions()[0].is_running)
     status = autellix.status()
-    assert status["is_on"]
-    assert status["has_reached"]
-    assert status["configured"] == [url]
-    assert status["backends"][url]["has_answered"]
-    assert sessions() == [{"id": autellix.current().session_id, "is_running": True, "failures": 0}]
-    assert {"openai._base_client", "threading"} <= set(status["libraries"])
-    assert status["missing"] == []
+    assert status.is_on
+    assert status.has_reached
+    assert status.configured == [url]
+    assert status.backends[url].has_answered
+    (session,) = sessions()
+    assert (session.id, session.is_running, session.failures) == (autellix.current().session_id, True, 0)
+    assert {"openai._base_client", "threading"} <= set(status.libraries)
+    assert status.missing == []
+    with pytest.warns(DeprecationWarning, match="use the attribute `backends`"):
+        assert status["backends"] is status.backends
+
+
+def test_help_explains_itself() -> None:
+    """The names of the types are public, and all that a user may use is there, with an example."""
+    text = pydoc.plain(pydoc.render_doc(autellix))
+    assert "import autellix" in text
+    for name in autellix.__all__:
+        assert getattr(autellix, name).__doc__
+        assert name in text
+    for type_ in (autellix.Identity, autellix.Receipt, autellix.Status):
+        assert type_.__module__ == "autellix"
+        assert type_.__name__ in dir(autellix)
+    assert inspect.signature(autellix.program).parameters["priority"].annotation.startswith("Literal[")
+
+
+def test_old_spellings_work_with_a_warning(sdk: None) -> None:
+    """For one version."""
+    old: Any = autellix
+    with (
+        pytest.warns(DeprecationWarning, match="with an id by position"),
+        old.program("chat", "c-1") as found,
+    ):
+        assert found.program_id == "c-1"
+    with pytest.warns(DeprecationWarning, match="with an id by position"), old.session("s-1") as found:
+        assert found.session_id == "s-1"
+    with pytest.warns(DeprecationWarning, match="use `continues=True`") as seen:
+        scope = old.program(id="c-2", ends=False)
+    assert seen[0].filename == __file__
+    with scope:
+        pass
+    assert "c-2" in programs._suspended
+    with pytest.warns(DeprecationWarning, match="end_program"):
+        old.end_program("c-2")
+    assert "c-2" not in programs._suspended
+
+
+def test_a_turn_that_does_not_continue_is_the_last(sdk: None) -> None:
+    for _ in range(2):
+        with autellix.program("chat", id="c-3", continues=True):
+            pass
+        assert "c-3" in programs._suspended
+    with autellix.program(id="c-3"):
+        pass
+    assert "c-3" not in programs._suspended
 
 
 def test_headers_annotate_any_client(sdk: None, backend: Recording) -> None:

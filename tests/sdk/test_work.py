@@ -348,7 +348,7 @@ def test_a_thread_stays_while_its_program_is_open(agent: Agent, gated: Gated) ->
 
 def test_work_stays_in_the_session_around_its_program(agent: Agent, gated: Gated) -> None:
     with ThreadPoolExecutor(1) as pool:
-        with autellix.session("mine"), autellix.program("agent"):
+        with autellix.session(id="mine"), autellix.program("agent"):
             agent.ask("root")
             job = pool.submit(gated.call)
         assert [entry for entry in agent.backend.control if entry[0] == "DELETE"] == []
@@ -377,16 +377,17 @@ def test_work_and_a_further_scope_with_its_id_are_one_program(agent: Agent, gate
 
 def test_work_of_a_turn(agent: Agent, gated: Gated) -> None:
     with ThreadPoolExecutor(1) as pool:
-        with autellix.program("agent", id="worked turns", ends=False):
+        with autellix.program("agent", id="worked turns", continues=True):
             agent.ask("first")
             job = pool.submit(gated.call)
         gated.gate.set()
         job.result()
-    with autellix.program("agent", id="worked turns", ends=False):
+    with autellix.program("agent", id="worked turns", continues=True):
         agent.ask("second")
     agent.expect({"first": (), "late": ("first",), "second": ("first",)})
     assert ends(agent) == []
-    autellix.end_program("worked turns")
+    with autellix.program(id="worked turns"):
+        pass
     agent.backend.wait_for("DELETE", "/programs/worked")
 
 
@@ -419,7 +420,7 @@ def balance(sdk: None) -> Iterator[None]:
 def test_jobs_that_outlive_their_scopes_leave_nothing(balance: None) -> None:
     with ThreadPoolExecutor(4) as pool:
         for number in range(500):
-            with autellix.program("agent"), autellix.session(f"session-{number % 7}"):
+            with autellix.program("agent"), autellix.session(id=f"session-{number % 7}"):
                 pool.submit(autellix.current)
 
 

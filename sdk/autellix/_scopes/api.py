@@ -2,33 +2,61 @@
 
 from __future__ import annotations
 
+import functools
+
 from autellix._faults import safely
 from autellix._programs.running import running_thread
-from autellix._scopes.scope import CurrentIdentity, identity_of
+from autellix._scopes.scope import Identity, identity_of
 from autellix._scopes.scopes import BranchScope, DetachedScope, ProgramScope, SessionScope, ThreadScope
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Any, TypeVar
+    from typing import Any, Literal, TypeVar
 
     F = TypeVar("F", bound=Callable[..., Any])
 
 
-def current() -> CurrentIdentity:
+def current() -> Identity:
     """Return the program, thread and session of a call made here."""
     return identity_of(None)
 
 
+def warn_of_old(old: str, new: str) -> None:
+    """Warn the user's code, two frames further out, of a spelling that the next version refuses."""
+    import warnings
+
+    warnings.warn(f"{old} is deprecated; use {new}", DeprecationWarning, stacklevel=3)
+
+
+def _with_old_spelling(function: F) -> F:
+    """Take the id as the last positional argument too, and `ends` for the contrary of `continues`."""
+    places = function.__code__.co_argcount
+    what = function.__name__
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if len(args) == places + 1 and "id" not in kwargs:
+            if isinstance(args[-1], str):
+                warn_of_old(f"{what}() with an id by position", "`id=...`")
+            args, kwargs = args[:-1], {**kwargs, "id": args[-1]}
+        if "ends" in kwargs:
+            warn_of_old(f"{what}(ends=False)", "`continues=True`")
+            kwargs["continues"] = not kwargs.pop("ends")
+        return function(*args, **kwargs)
+
+    return functools.update_wrapper(call, function)  # type: ignore[return-value]
+
+
+@_with_old_spelling
 def program(
     name: str | None = None,
-    id: str | None = None,  # noqa: A002 - the word users expect
     *,
+    id: str | None = None,  # noqa: A002 - the word users expect
     group: str | None = None,
     expected_calls: int | None = None,
     expected_tokens: int | None = None,
-    priority: str | None = None,
-    ends: bool = True,
+    priority: Literal["interactive", "default", "batch"] | None = None,
+    continues: bool = False,
 ) -> ProgramScope:
     """Mark calls as one program; use it in `with` or `async with`, or as a decorator of any kind of function.
 
@@ -40,8 +68,9 @@ def program(
         expected_calls: how many calls you expect, for the policy `hinted`; a rough number helps.
         expected_tokens: how many tokens you expect its calls to generate in all, for the same policy.
         priority: how urgent it is beside your other programs: "interactive", "default" or "batch".
-        ends: whether leaving its last scope ends it; False if another turn with the same id may follow, or if
-            another process has opened it and passed the id here by a queue or a command line.
+        continues: whether it goes on when its last scope is left: another turn with the same id follows, such
+            as that of a conversation, or another process has opened it and passed the id here by a queue or a
+            command line. A turn without it is the last one.
 
     Raises:
         TypeError: if the name, id or group is not text, as in a decorator without parentheses.
@@ -55,7 +84,7 @@ def program(
         expected_calls=expected_calls,
         expected_tokens=expected_tokens,
         priority=priority,
-        ends=ends,
+        ends=not continues,
     )
 
 
@@ -74,11 +103,12 @@ def thread(name: str | None = None) -> ThreadScope:
     return ThreadScope(name)
 
 
+@_with_old_spelling
 def session(
-    id: str | None = None,  # noqa: A002 - the word users expect
     *,
+    id: str | None = None,  # noqa: A002 - the word users expect
     step: int | None = None,
-    ends: bool = True,
+    continues: bool = False,
 ) -> SessionScope:
     """Group the programs inside into one session, such as a conversation, instead of that of the process.
 
@@ -86,14 +116,14 @@ def session(
         id: its id; scopes with the same id are one session. Without it every entry is a new session.
         step: the number of a training step, in place of an id: leaving it ends the programs that the step has
             left.
-        ends: whether leaving its last scope ends it; False if scopes with the same id may follow.
+        continues: whether it goes on when its last scope is left, because scopes with the same id follow.
 
     Raises:
         TypeError: if the id is not text.
         ValueError: if the id is not 1 to 256 printable ASCII characters, or the step is no whole number or
             comes with an id.
     """
-    return SessionScope(id, step=step, ends=ends)
+    return SessionScope(id, step=step, ends=not continues)
 
 
 def propagate(function: F) -> F:

@@ -19,10 +19,23 @@ if TYPE_CHECKING:
     F = TypeVar("F", bound=Callable[..., Any])
 
 
-class CurrentIdentity:
-    """The identity of a call made here and now."""
+class Identity:
+    """The identity of a call made at one place: what `autellix.current()` and a scope's `as` return."""
 
-    __slots__ = ("is_implicit", "name", "program_id", "session_id", "thread_id")
+    __module__ = "autellix"
+    __slots__ = {  # noqa: RUF023 - in the order of help()
+        "program_id": "The program's id.",
+        "name": "The program's name, or None.",
+        "is_implicit": "Whether nobody has named the program: that of the process, a web request or a job.",
+        "thread_id": "The number of the thread inside the program.",
+        "session_id": "The session's id.",
+    }
+
+    program_id: str
+    name: str | None
+    is_implicit: bool
+    thread_id: int
+    session_id: str
 
     def __init__(self, thread: ProgramThread) -> None:
         self.program_id = thread.program.program_id
@@ -35,9 +48,9 @@ class CurrentIdentity:
         return f"Identity(program_id={self.program_id!r}, name={self.name!r}, thread_id={self.thread_id})"
 
 
-def identity_of(thread: ProgramThread | None) -> CurrentIdentity:
+def identity_of(thread: ProgramThread | None) -> Identity:
     """Return the identity of calls in a program thread, or in the running one for None."""
-    return CurrentIdentity(thread or safely(running_thread) or ProgramThread(programs.implicit, None))
+    return Identity(thread or safely(running_thread) or ProgramThread(programs.implicit, None))
 
 
 class Scope:
@@ -89,10 +102,10 @@ class Scope:
         # Usually the innermost scope here; it may also have been entered elsewhere, or be left out of order.
         self._leave(running if running is not None and running in self._entered else self._entered[-1])
 
-    def __enter__(self) -> CurrentIdentity:
+    def __enter__(self) -> Identity:
         return self._enter_block(sys._getframe(1))
 
-    def _enter_block(self, frame: FrameType | None) -> CurrentIdentity:
+    def _enter_block(self, frame: FrameType | None) -> Identity:
         thread = None
         try:
             thread = self.enter_at(frame)
@@ -106,7 +119,7 @@ class Scope:
     ) -> None:
         safely(self._leave_innermost)
 
-    async def __aenter__(self) -> CurrentIdentity:
+    async def __aenter__(self) -> Identity:
         return self._enter_block(sys._getframe(1))
 
     async def __aexit__(

@@ -193,7 +193,7 @@ class BackendRegistry:
         if self._unidentified == MAX_MISSED:
             self._warn_once(
                 "%d calls to %s, an Autellix backend, were in no program: the client does not know this "
-                'version of the library that made them. What that lacks is in autellix.status()["missing"]',
+                "version of the library that made them. What that lacks is in autellix.status().missing",
                 MAX_MISSED,
                 host,
             )

@@ -187,7 +187,7 @@ def test_one_runtime_serves_many_programs(
     backend: RecordingBackend, client: OpenAIChatCompletionClient, play: Play
 ) -> None:
     async def request(runtime: SingleThreadedAgentRuntime, number: int) -> None:
-        with autellix.program("request", f"request-{number}"):
+        with autellix.program("request", id=f"request-{number}"):
             for step in range(3):
                 await runtime.send_message(Ask(f"{number}-{step}"), AgentId("worker", "default"))
 

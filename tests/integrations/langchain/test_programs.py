@@ -274,7 +274,7 @@ def test_interrupted_run_continues_in_its_program(
 
 def test_a_session_of_the_users_stays(chat: ChatOpenAI, backend: RecordingBackend) -> None:
     graph = two_steps(chat, "a", checkpointer=InMemorySaver())
-    with autellix.session("mine"):
+    with autellix.session(id="mine"):
         graph.invoke({"parts": []}, {"configurable": {"thread_id": "x"}})
     assert {call.session_id for call in backend.recorded} == {"mine"}
     (program_id,) = backend.programs()

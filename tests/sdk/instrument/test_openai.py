@@ -276,7 +276,7 @@ def test_calls_of_a_library_that_the_client_does_not_know_are_mentioned_once(
         ask(network.client)
     (record,) = [record for record in caplog.records if record.levelname == "WARNING"]
     assert "calls to gateway.test, an Autellix backend" in record.getMessage()
-    assert 'status()["missing"]' in record.getMessage()
+    assert "status().missing" in record.getMessage()
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "[::1]"])
@@ -319,7 +319,7 @@ def test_other_services_of_a_host_get_nothing(sdk: None) -> None:
     for path in ("team-a", "team-b", "plain-llm", "team-a/inner", "team"):
         ask(network.client_at(f"http://gateway:8000/{path}/v1"))
     assert network.seen == [True, True, False, False, False]
-    names = autellix.status()["backends"]
+    names = autellix.status().backends
     assert list(names) == ["http://gateway:8000/team-a", "http://gateway:8000/team-b"]
 
 
@@ -334,7 +334,7 @@ def test_without_the_redirect_patch_no_request_carries_ids(
     network = Network("http://localhost:1/v1")
     ask(network.client)
     assert network.seen == [False]
-    assert any("_redirect_headers" in name for name in autellix.status()["missing"])
+    assert any("_redirect_headers" in name for name in autellix.status().missing)
     monkeypatch.undo()
     autellix.uninstrument()
     autellix.instrument()

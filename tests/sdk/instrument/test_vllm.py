@@ -261,9 +261,10 @@ def test_ends_go_with_the_next_request_to_the_same_engine() -> None:
 def test_turns_end_their_program_once() -> None:
     engine = LLMEngine()
     for _ in range(2):
-        with autellix.program("chat", id="conversation", ends=False):
+        with autellix.program("chat", id="conversation", continues=True):
             engine.generate(["turn"])
-    autellix.end_program("conversation")
+    with autellix.program(id="conversation"):
+        pass
     with autellix.program("other"):
         engine.generate(["other"])
 

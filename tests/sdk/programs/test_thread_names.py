@@ -145,7 +145,7 @@ def test_an_odd_name_loses_no_call_and_no_identity(agent: Agent, made: Any) -> N
 
 def test_an_odd_name_loses_no_session(agent: Agent) -> None:
     def work() -> None:
-        with autellix.session("mine"):
+        with autellix.session(id="mine"):
             agent.ask("call")
 
     thread = Odd(target=work)

@@ -26,7 +26,7 @@ def name_here() -> str | None:
 
 
 def test_what_is_inside_belongs_to_no_program_and_no_session(agent: Agent) -> None:
-    with autellix.session("mine"), autellix.program("agent"):
+    with autellix.session(id="mine"), autellix.program("agent"):
         agent.ask("root")
         with autellix.detached() as identity:
             agent.ask("inside")

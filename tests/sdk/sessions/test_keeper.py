@@ -141,7 +141,7 @@ def test_records_of_many_keys_are_bounded(sdk: None) -> None:
 
 def test_session_scope_groups_programs_and_ends(sdk: None, backend: Recording) -> None:
     ask(backend)
-    with autellix.session("conversation") as identity:
+    with autellix.session(id="conversation") as identity:
         assert identity.session_id == "conversation"
         ask(backend)
         with autellix.program("a"):
@@ -172,14 +172,14 @@ def test_a_step_is_a_whole_number_and_no_id() -> None:
         with pytest.raises(ValueError, match=r"step is .*; expected a whole number"):
             autellix.session(step=value)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="an id and a step"):
-        autellix.session("mine", step=3)
+        autellix.session(id="mine", step=3)
     with pytest.raises(ValueError, match="at most"):
         autellix.session(step=10**300)
 
 
 def test_session_that_goes_on_is_not_ended(sdk: None, backend: Recording) -> None:
     for _ in range(2):
-        with autellix.session("conversation", ends=False):
+        with autellix.session(id="conversation", continues=True):
             ask(backend)
     with autellix.program("last"):
         ask(backend)
@@ -192,9 +192,9 @@ def test_exit_does_not_end_a_session_that_others_may_continue(
     run_script: Callable[..., str], backend: Recording
 ) -> None:
     """It may be open in another process; its heartbeats keep it."""
-    script = IN_TIME + "    with autellix.session('conversation', ends=False):\n        ask()"
+    script = IN_TIME + "    with autellix.session(id='conversation', continues=True):\n        ask()"
     run_script(script, backend.url)
-    run_script(IN_TIME + "    with autellix.session('mine'):\n        ask()", backend.url)
+    run_script(IN_TIME + "    with autellix.session(id='mine'):\n        ask()", backend.url)
     ends = [path for method, path, _ in backend.control if method == "DELETE"]
     assert ends == ["/autellix/v1/sessions/mine"]
 

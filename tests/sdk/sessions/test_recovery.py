@@ -61,7 +61,7 @@ def test_program_ends_for_each_key_that_it_used(configured: Recording) -> None:
 
 
 def test_session_that_the_user_named_keeps_its_id_for_every_key(configured: Recording) -> None:
-    with autellix.session("conversation"):
+    with autellix.session(id="conversation"):
         ask(configured, "a")
         ask(configured, "b")
     assert [call["x-autellix-session-id"] for call in configured.calls] == ["conversation"] * 2
