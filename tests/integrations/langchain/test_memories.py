@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from tests.redis_server import RedisServer
 
 NEEDS_GATEWAY = pytest.mark.skipif(
-    importlib.util.find_spec("uvicorn") is None, reason="the client alone is installed"
+    importlib.util.find_spec("autellix_backend") is None, reason="the client alone is installed"
 )
 
 
