@@ -443,3 +443,18 @@ def test_programs_that_have_outgrown_the_memory_are_deactivated_in_one_walk() ->
 
 def test_without_admission_time_alone_admits_no_call() -> None:
     assert Machine(SchedulerConfig(admission="none")).admission.wake_s == math.inf
+
+
+def test_a_step_that_a_call_left_during_is_charged_to_its_program(machine: Machine) -> None:
+    machine.arrive(Arrival("a", "p", tenant="lab"), 0.0)
+    machine.arrive(Arrival("b", "p", tenant="lab"), 0.0)
+    run_for(machine, "a", 0.0, 1.0)
+    record = machine.finish("a", 1.0)
+
+    machine.charge_left(record, "lab", 0.5, 1.5)
+
+    assert machine.table["p"].service_s == 1.5
+    machine.finish("b", 2.0)
+    machine.end_program("p", 2.0)
+    machine.charge_left(record, "lab", 0.5, 2.5)
+    assert machine.table.get("p") is None

@@ -193,3 +193,19 @@ def test_a_moved_call_leaves_the_longest_other_path() -> None:
 
         assert (table["p"].service_s, table["q"].service_s) == (left_s, 5.0)
         assert table.parent_ends_s("q", ["a"]) == ([5.0] if policy.reads_parents else None)
+
+
+def test_further_service_goes_to_the_call_s_path() -> None:
+    """A step that ends after its call has left; nobody misses the service of a program that has left too."""
+    dag = make_policy("atlas-dag")
+    table = ProcessTable()
+    table.begin("p", "a", 0.0)
+    table.complete("p", "a", 1.0, policy=dag, inherited_service_s=1.0, service_s=2.0, wait_s=0.0)
+    table["p"].expected_s = 1.5
+
+    assert table.add_service("p", "a", policy=dag, inherited_service_s=3.0, service_s=1.0) is table["p"]
+    assert (table["p"].service_s, table["p"].expected_s) == (4.0, 0.5)
+    assert table.parent_ends_s("p", ["a"]) == [4.0]
+    assert table.add_service("p", "unknown", policy=dag, inherited_service_s=0.0, service_s=0.5) is table["p"]
+    assert table.parent_ends_s("p", ["a"]) == [4.0]
+    assert table.add_service("gone", "a", policy=dag, inherited_service_s=0.0, service_s=1.0) is None

@@ -330,3 +330,14 @@ def test_no_tenant_starves(backlog: Backlog) -> None:
         others = [other for place, other in enumerate(backlog.weights) if place != tenant]
         ahead_s = sum(slack_s(backlog) * (1 + other / weight) for other in others)
         assert backlog.longest_gap[str(tenant)] <= 2 + 2 * ahead_s / backlog.slots
+
+
+def test_one_tenant_is_compared_with_nobody(machine: Machine) -> None:
+    assert machine.shares.knows_only("one")
+    assert not machine.shares.are_several
+    machine.arrive(Arrival("a", "p", tenant="one"), 0.0)
+    assert machine.shares.knows_only("one")
+    assert not machine.shares.knows_only("other")
+    machine.arrive(Arrival("b", "q", tenant="other"), 0.0)
+    assert machine.shares.are_several
+    assert not machine.shares.knows_only("one")
