@@ -80,11 +80,6 @@ class CallGroup:
         """The program's present key."""
         return self.place.base + self.boosts.of(self.place.work_class)
 
-    @property
-    def rank(self) -> tuple[float, int]:
-        """The program's rank (key, seq), that of its first call; lower runs first."""
-        return (self.key, self.first.seq)
-
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Call:
