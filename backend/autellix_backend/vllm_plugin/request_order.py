@@ -34,6 +34,7 @@ class RequestOrder:
         self._queues: list[RankedRequestQueue] = []
         self._holding_queues: list[RankedRequestQueue] = []
         self._is_held_back: Callable[[str], bool] = lambda _: False
+        self._on_look: Callable[[], None] = lambda: None
         self._boost_of: Callable[[WorkClass | None], int] = lambda _: 0
         self._policy = scheduler.policy
         """vLLM's own."""
@@ -59,10 +60,11 @@ class RequestOrder:
             rank_of: Returns the rank of a request, by its id; None where that is its priority already.
             is_held_back: Whether a request, by its id, waits for its admission.
             boost_of: Returns the present boost of a class of work, as a part of a rank's number.
-            on_look: Called when vLLM looks at the first waiting request; must not raise.
+            on_look: Called when vLLM looks at the first waiting request.
             is_ordering: Whether vLLM picks its own victims by our ranks too.
         """
         self._rank_of, self._is_held_back, self._boost_of = rank_of, is_held_back, boost_of
+        self._on_look = on_look
         if is_ordering:
             self._scheduler.policy = SchedulingPolicy.FCFS
         for name in _QUEUE_NAMES:
@@ -74,7 +76,7 @@ class RequestOrder:
                     self._rank_or_last,
                     self._scheduler.deferred_waiting,
                     self._boost_or_none,
-                    on_look,
+                    self._look,
                 )
                 setattr(self._scheduler, name, ranked)
                 self._queues.append(ranked)
@@ -177,6 +179,12 @@ class RequestOrder:
         except Exception as error:  # noqa: BLE001 -- as above
             self.fault = error
             return 0
+
+    def _look(self) -> None:
+        try:
+            self._on_look()
+        except Exception as error:  # noqa: BLE001 -- as above
+            self.fault = error
 
     def _holds_back(self, request: Request) -> bool:
         try:

@@ -29,7 +29,10 @@ def watch_victims(scheduler: Any, outcome: Any) -> None:
 
     def watch_preemption(request: Any, *args: Any, **kwargs: Any) -> None:
         outcome.preemptions += 1
-        is_ours = not getattr(scheduler, "is_degraded", True)
+        # Where we do not order, the victims are vLLM's own.
+        is_ours = (
+            not getattr(scheduler, "is_degraded", True) and scheduler.plugin.tracker.machine.policy.reorders
+        )
         assert not (is_ours and request.request_id in allocated), "a victim was scheduled in the same step"
         preempt(request, *args, **kwargs)
 
