@@ -22,7 +22,7 @@ WATCH_PERIOD_S = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class ProcessPlace:
     """The node and process of an actor."""
 
     node: str
@@ -52,11 +52,11 @@ class ReplicaHost:
         self._server = tuple(server)
         self._replica: VllmReplica | None = None
 
-    async def place(self) -> Place:
+    async def place(self) -> ProcessPlace:
         """Return the actor's place, which it has once it answers."""
         import ray
 
-        return Place(node=ray.get_runtime_context().get_node_id(), pid=os.getpid())
+        return ProcessPlace(node=ray.get_runtime_context().get_node_id(), pid=os.getpid())
 
     async def start(self) -> Start:
         """Start the server and return when it is ready."""

@@ -17,7 +17,7 @@ from typing import Any
 
 from autellix_backend.engines.base import EngineError, EngineKind, Health
 from autellix_backend.engines.probe import probe
-from autellix_backend.engines.ray_host import Place, ReplicaHost, Start
+from autellix_backend.engines.ray_host import ProcessPlace, ReplicaHost, Start
 from autellix_backend.engines.replica import SHUTDOWN_TIMEOUT_S
 from autellix_backend.engines.shares import workers_of_one
 from autellix_backend.engines.vllm_command import VLLM_SERVER, is_cpu_engine
@@ -104,7 +104,7 @@ class RayReplica:
         """The server's root; valid after start()."""
         self._is_ready = False
         self._failure: str | None = None
-        self.place: Place | None = None
+        self.place: ProcessPlace | None = None
         """Its current or last place."""
 
     @property

@@ -6,7 +6,7 @@ from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.machine import Machine
 from autellix_lab.sim.call_blocks import CallBlocks
 from autellix_lab.sim.calls import EngineCall
-from autellix_lab.sim.decoding import DecodingCalls
+from autellix_lab.sim.decoding import SimDecoding
 from autellix_lab.sim.stretch import Stretch
 
 
@@ -17,7 +17,7 @@ class RunningBatch:
         self.calls: dict[str, EngineCall] = {}
         """In the order in which they got their slots."""
         self.prefilling: dict[str, EngineCall] = {}
-        self.decoding = DecodingCalls(machine, blocks)
+        self.decoding = SimDecoding(machine, blocks)
         self.steps = 0
         self._config = config
         self._machine = machine

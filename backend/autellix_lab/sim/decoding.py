@@ -15,7 +15,7 @@ from autellix_lab.sim.calls import EngineCall
 from autellix_lab.sim.stretch import EPSILON, steps_within
 
 
-class DecodingCalls:
+class SimDecoding:
     """Advances decoding calls; `step` is the number of steps that the engine has made."""
 
     def __init__(self, machine: Machine, blocks: CallBlocks) -> None:

@@ -296,13 +296,20 @@ async def test_calls_in_flight_are_bounded_until_they_end_or_their_clients_go(
 
 
 @pytest.mark.parametrize("fault", [Fault.ERROR, Fault.RESET_BEFORE_FIRST_BYTE])
-async def test_only_calls_that_no_engine_accepted_are_refunded(serve: Any, fault: Fault) -> None:
+async def test_calls_that_an_engine_has_read_are_not_refunded(serve: Any, fault: Fault) -> None:
     limits = TenantLimits(requests_per_minute=1)
     async with serve(FakeBehaviour(fault=fault), limits=limits) as rig:
         await rig.chat()
         rig.engine.behaviour = FakeBehaviour()
-        answer = await rig.chat()
-        assert ("choices" in answer) == (fault is not Fault.ERROR)
+        assert (await rig.chat())["error"]["code"] == "rate_limit_exceeded"
+
+
+async def test_calls_that_no_engine_accepted_are_refunded(serve: Any) -> None:
+    limits = TenantLimits(requests_per_minute=1)
+    async with serve(limits=limits, engine_settings={"max_restarts": 0}) as rig:
+        await rig.engine.kill("exit status 139")
+        for _ in range(2):
+            assert (await rig.chat())["error"]["code"] == "engine_unavailable"
 
 
 async def test_answers_have_the_remaining_rate_limits(serve: Any) -> None:
