@@ -73,7 +73,8 @@ def run_script() -> Callable[..., str]:
             [sys.executable, "-W", "error", "-c", textwrap.dedent(script), *args],
             capture_output=True,
             text=True,
-            timeout=PATIENCE_S,
+            # Some import every framework there is.
+            timeout=1.5 * PATIENCE_S,
             env={**os.environ, **environment},
         )
         assert done.returncode == 0, done.stderr
