@@ -295,6 +295,12 @@ def test_a_conversation_takes_its_first_call_with_it(start: Start) -> None:
         assert sum(each["output_tokens"] for each in programs) == len(cluster.engine.recorded)
 
 
+def test_a_process_whose_calls_have_all_moved_has_no_program_left(start: Start) -> None:
+    with start() as cluster:
+        cluster.chat("a question")
+        assert cluster.sizes() == [3]
+
+
 def test_a_scope_always_decides(start: Start) -> None:
     with start() as cluster:
         with autellix.program("mine", id="mine"):

@@ -152,6 +152,8 @@ class Exchange:
     async def _attempt_all(self) -> None:
         """Send the call to one engine after the other until one answers."""
         try:
+            # Here, where a call that is cut off is settled all the same.
+            await self.registry.end_emptied(self.call)
             while not await self._attempt(self.call.handle):
                 self.router.reassign(self.call)
                 self.registry.renew_key(self.call)

@@ -142,8 +142,12 @@ class CallRegistry:
         self._is_idle.clear()
         for on_begun in self._on_begun:
             on_begun(call)
-        if inherited.has_emptied and start.adopts is not None:
-            await self._store.end_program(start.adopts.program_id, now)
+
+    async def end_emptied(self, call: GatewayCall) -> None:
+        """End the program from which a begun call's program has taken the last call, if it has."""
+        adopts = call.start.adopts
+        if call.inherited.has_emptied and adopts is not None:
+            await self._store.end_program(adopts.program_id, self._clock())
 
     def on_sent(self, call: GatewayCall) -> None:
         """Note that a call is sent to its engine, perhaps again."""
