@@ -1,4 +1,4 @@
-"""The HTTP server of one gateway: uvicorn with h11, and a shutdown that drains calls first."""
+"""The HTTP server of one gateway: uvicorn, and a shutdown that drains calls first."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp
 
 from autellix_backend.cli.announcements import note, note_models, note_reporting
+from autellix_backend.cli.connections import MAX_HEAD_BYTES, ClientConnection
 from autellix_backend.gateway.engines.pool import EnginePool
 from autellix_backend.gateway.http.authentication import MAX_REQUESTS
 from autellix_backend.gateway.http.starting import starting_app
@@ -24,9 +25,8 @@ from autellix_backend.settings import GatewaySettings, SettingsError
 
 BACKLOG = 2048
 KEEP_ALIVE_S = 75
-"""How long a connection may be idle: longer than clients keep theirs, or a call would meet its end."""
-MAX_HEAD_BYTES = 64 * 1024
-"""An unfinished head above this is refused; our own clients' headers take below 8 KiB."""
+"""How long a connection may be idle, or without a head: longer than clients keep theirs, or a call would meet
+its end."""
 RESERVED_FILES = 64
 """File descriptors for everything but the connections of clients and to engines."""
 FLUSH_TIMEOUT_S = 1
@@ -97,8 +97,7 @@ def server_config(
     """Return uvicorn's configuration for one of our apps."""
     return uvicorn.Config(
         app,
-        # httptools loses the body of a request that offers an upgrade, and reads it as the next request.
-        http="h11",
+        http=ClientConnection,
         h11_max_incomplete_event_size=MAX_HEAD_BYTES,
         limit_concurrency=max_connections,
         backlog=BACKLOG,
