@@ -116,7 +116,7 @@ def test_a_misspelt_variable_is_a_problem(
             "[observe]\ncall_log = '/nowhere/r.jsonl'",
             "observe.call_log: cannot write /nowhere/r.jsonl (there is no folder /nowhere)",
         ),
-        ("[gateway]\nhost = 'nowhere.invalid'", "gateway.host: 'nowhere.invalid' is unknown"),
+        ("[gateway]\nopen = true\nhost = 'nowhere.invalid'", "gateway.host: 'nowhere.invalid' is unknown"),
         ("[engine]\nmodel = '/nowhere'\nextra_args = ['--port=1']", "engine.extra_args: --port is set by"),
         ("[engine]\nkv_host_gib = 1", "engine.kv_host_gib: is given without engine.model"),
     ],

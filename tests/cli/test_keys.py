@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,35 @@ def test_a_new_key_authenticates_once_its_lines_are_in_the_file(
     assert key not in path.read_text()
 
 
+def test_a_key_with_an_end_is_good_to_its_last_day(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`--days` writes the day behind the digest; `list` shows it."""
+    assert main(["keys", "new", "research", "--days", "30"]) == 0
+    head, tail = capsys.readouterr().out.split("Line for")
+    (key,) = re.findall(r"sk-autellix-[\w-]{43}", head)
+    path = tmp_path / "tenants.toml"
+    path.write_text(tail.split("\n", 1)[1])
+    [last] = (date.fromisoformat(day) for day in re.findall(r" until ([\d-]+)", path.read_text()))
+    assert abs((last - datetime.now(UTC).date()).days - 30) <= 1
+
+    today = [last]
+    tenants = Tenants(read_tenants(path, TenantLimits()), today=lambda: today[0])
+    assert tenants.authenticate({"x-api-key": key}).name == "research"
+    today[0] += timedelta(days=1)
+    with pytest.raises(InvalidKeyError, match=f"has ended on {last}"):
+        tenants.authenticate({"x-api-key": key})
+
+    assert main(["keys", "list", "--tenants", str(path)]) == 0
+    assert str(last) in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("days", ["0", "-3"])
+def test_a_key_ends_in_the_future(capsys: pytest.CaptureFixture[str], days: str) -> None:
+    assert main(["keys", "new", "research", f"--days={days}"]) == 2
+    assert f"--days: is {days}; expected 1 or more" in capsys.readouterr().err
+
+
 def test_an_invalid_tenant_name_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     """The error names the argument."""
     assert main(["keys", "new", "Re/search"]) == 2
@@ -43,7 +73,7 @@ name = "research"   # a comment
 weight = 2.0
 keys = [
     "{key_line(KEYS[0])}",
-    "{key_line(KEYS[1])}"
+    "{key_line(KEYS[1], date(2999, 1, 31))}"
 ]
 
 [[tenant]]
@@ -67,9 +97,9 @@ def test_list_shows_whose_keys_there_are(file: Path, capsys: pytest.CaptureFixtu
     rows = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
     digests = [key_line(key)[: len("sha256:") + 12] for key in KEYS]
     assert rows == [
-        ["research", digests[0], "-", "2"],
-        ["research", digests[1], "-", "2"],
-        ["operators", digests[2], "yes", "1"],
+        ["research", digests[0], "-", "-", "2"],
+        ["research", digests[1], "2999-01-31", "-", "2"],
+        ["operators", digests[2], "-", "yes", "1"],
     ]
 
 

@@ -44,6 +44,10 @@ def error_of(capsys: pytest.CaptureFixture[str]) -> str:
         (["serve", "m", "--bounds", "2,1"], "scheduler.bounds (from --bounds): must increase"),
         (["serve", "m", "--host", "nowhere.invalid"], "gateway.host: 'nowhere.invalid' is unknown"),
         (
+            ["serve", "m", "--port", "0", "--host", "0.0.0.0"],
+            "gateway.host: is '0.0.0.0', which other machines may reach, and no key is asked; expected keys",
+        ),
+        (
             ["serve", "m", "--port", "0", "--engine-args=--port=1"],
             "engine.extra_args: --port is set by autellix",
         ),

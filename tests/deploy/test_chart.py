@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,7 +22,15 @@ from tests.deploy.chart import (
 
 from autellix_backend.engines.factory import make_remote
 from autellix_backend.engines.vllm_command import RESERVED_ARGUMENTS, SCHEDULER_CLASS
-from autellix_backend.settings import Settings, layer_from_environment, load_settings, report_secret
+from autellix_backend.gateway.tenancy.file import read_tenants
+from autellix_backend.gateway.tenancy.tenants import Tenants
+from autellix_backend.settings import (
+    Settings,
+    TenantLimits,
+    layer_from_environment,
+    load_settings,
+    report_secret,
+)
 from autellix_backend.settings.scheduler import scheduler_from_mapping
 from autellix_backend.vllm_plugin.settings import PluginSettings
 
@@ -36,6 +45,7 @@ EVERYTHING: dict[str, Any] = {
         "affinity": {"podAntiAffinity": {}},
         "priorityClassName": "serving",
         "extraEnv": [{"name": "TZ", "value": "UTC"}],
+        "networkPolicy": {"extraFrom": [{"namespaceSelector": {}}]},
     },
     "settings": {
         "gateway": {"shutdown_grace_s": 7.5, "strict_identity": True},
@@ -78,11 +88,13 @@ EVERYTHING: dict[str, Any] = {
 
 def settings_of(values: dict[str, Any] | None = None) -> Settings:
     """Return the settings that a gateway of the chart builds from its variables."""
-    found = variables(render(values), "gateway")
-    # What comes from Secrets
-    plain = {name: value if isinstance(value, str) else "0123456789abcdef" for name, value in found.items()}
-    plain["AUTELLIX_STORE_URL"] = "redis://:secret@ax-redis:6379/0"
-    return load_settings(environ=plain)
+    return load_settings(environ=plain(variables(render(values), "gateway")))
+
+
+def plain(found: dict[str, Any]) -> dict[str, str]:
+    """Return variables with texts for what comes from Secrets."""
+    texts = {name: value if isinstance(value, str) else "0123456789abcdef" for name, value in found.items()}
+    return texts | {"AUTELLIX_STORE_URL": "redis://:secret@ax-redis:6379/0"}
 
 
 def test_helm_lint_passes() -> None:
@@ -102,7 +114,7 @@ def test_all_objects_are_valid_for_kubernetes(values: dict[str, Any], version: s
         # Not Kubernetes' own, so its schema is not there.
         if manifest["kind"] != "ServiceMonitor":
             validator.validate(manifest, version, strict=True)
-    assert len(manifests) == (13 if values else 10)
+    assert len(manifests) == (15 if values else 13)
 
 
 @pytest.mark.parametrize(
@@ -124,6 +136,10 @@ def test_all_objects_are_valid_for_kubernetes(values: dict[str, Any], version: s
         ({"ingress": {"enabled": True}}, "host"),
         ({"engine": {"enabled": False}}, "there is no engine"),
         ({"store": {"redis": {"enabled": False}}}, "one process table"),
+        ({"tenants": {"open": True, "existingSecret": "mine"}}, "expected one of them"),
+        ({"settings": {"gateway": {"open": True}}}, "open"),
+        ({"ingress": {"enabled": True, "host": "a.example"}}, "gateway.networkPolicy.extraFrom"),
+        ({"metrics": {"serviceMonitor": {"enabled": True}}}, "gateway.networkPolicy.extraFrom"),
     ],
 )
 def test_values_that_cannot_work_are_refused(values: dict[str, Any], named: str) -> None:
@@ -192,7 +208,7 @@ def test_engines_report_where_gateways_ask() -> None:
         str(variables(manifests, each)["AUTELLIX_ENGINE_REPORT_SECRET"]) for each in ("gateway", "engine")
     }
     assert secrets == {str({"secretKeyRef": {"name": "ax-secrets", "key": "report-secret"}})}
-    value = base64.b64decode(the(manifests, "Secret")["data"]["report-secret"]).decode()
+    value = secret(manifests, "ax-secrets")["report-secret"]
     assert report_secret({"AUTELLIX_ENGINE_REPORT_SECRET": value}) == value
 
 
@@ -204,17 +220,69 @@ def test_a_secret_of_others_may_lack_that_for_reports() -> None:
 
 
 def test_only_gateways_reach_engines() -> None:
-    [rule] = the(render(), "NetworkPolicy")["spec"]["ingress"]
+    [rule] = the(render(), "NetworkPolicy", "engine")["spec"]["ingress"]
     [peer] = rule["from"]
     gateway = the(render(), "Deployment", "gateway")["spec"]["template"]["metadata"]["labels"]
     assert peer["podSelector"]["matchLabels"].items() <= gateway.items()
     assert rule["ports"] == [{"port": "http"}, {"port": 9000, "endPort": 9063}]
     prometheus = {"namespaceSelector": {"matchLabels": {"name": "monitoring"}}}
     values = {"engine": {"networkPolicy": {"extraFrom": [prometheus]}, "scheduler": False}}
-    rules = the(render(values), "NetworkPolicy")["spec"]["ingress"]
+    rules = the(render(values), "NetworkPolicy", "engine")["spec"]["ingress"]
     assert [rule["ports"] for rule in rules] == [[{"port": "http"}]] * 2
     assert rules[1]["from"] == [prometheus]
-    assert "NetworkPolicy" not in kinds(render({"engine": {"networkPolicy": {"enabled": False}}}))
+    without = render({"engine": {"networkPolicy": {"enabled": False}}})
+    assert ports_open_to_others(without).keys() == {"gateway", "redis"}
+
+
+def ports_open_to_others(manifests: list[Any]) -> dict[str, Any]:
+    """Return the rules of the network policies by component."""
+    return {
+        each["metadata"]["labels"]["app.kubernetes.io/component"]: each["spec"]["ingress"]
+        for each in manifests
+        if each["kind"] == "NetworkPolicy"
+    }
+
+
+def test_only_gateways_reach_redis_and_only_the_namespace_reaches_gateways() -> None:
+    manifests = render()
+    rules = ports_open_to_others(manifests)
+    [redis], [gateway] = rules["redis"], rules["gateway"]
+    labels = the(manifests, "Deployment", "gateway")["spec"]["template"]["metadata"]["labels"]
+    assert redis["from"][0]["podSelector"]["matchLabels"].items() <= labels.items()
+    assert (len(redis["from"]), redis["ports"]) == (1, [{"port": "redis"}])
+    assert gateway == {"from": [{"podSelector": {}}], "ports": [{"port": "http"}]}
+    controller = {"namespaceSelector": {"matchLabels": {"name": "ingress"}}}
+    opened = render({"gateway": {"networkPolicy": {"extraFrom": [controller]}}})
+    assert ports_open_to_others(opened)["gateway"][0]["from"] == [{"podSelector": {}}, controller]
+    closed = render({"gateway": {"networkPolicy": {"enabled": False}}})
+    assert ports_open_to_others(closed).keys() == {"engine", "redis"}
+
+
+def secret(manifests: list[Any], name: str) -> dict[str, str]:
+    """Return the values of a Secret."""
+    [found] = [each for each in manifests if each["kind"] == "Secret" and each["metadata"]["name"] == name]
+    return {key: base64.b64decode(value).decode() for key, value in found["data"].items()}
+
+
+def test_the_charts_own_keys_are_those_of_its_tenants_file(tmp_path: Path) -> None:
+    values = secret(render(), "ax-tenants")
+    file = tmp_path / "tenants.toml"
+    file.write_text(values["tenants.toml"])
+    tenants = Tenants(read_tenants(file, TenantLimits()))
+    found = [tenants.authenticate({"x-api-key": values[key]}) for key in ("key", "admin-key")]
+    assert [(tenant.name, tenant.is_admin) for tenant in found] == [("default", False), ("operators", True)]
+
+
+def test_gateways_ask_for_keys_unless_they_are_told_not_to() -> None:
+    manifests = render()
+    assert load_settings(environ=plain(variables(manifests, "gateway"))).gateway.tenants_file is not None
+    assert variables(manifests, "gateway")["AUTELLIX_API_KEY"]["secretKeyRef"]["name"] == "ax-tenants"
+    manifests = render({"tenants": {"existingSecret": "mine"}})
+    assert variables(manifests, "gateway")["AUTELLIX_API_KEY"]["secretKeyRef"]["name"] == "mine"
+    manifests = render({"tenants": {"open": True}})
+    gateway = load_settings(environ=plain(variables(manifests, "gateway"))).gateway
+    assert (gateway.open, gateway.tenants_file) == (True, None)
+    assert len(manifests) == 12
 
 
 def test_extra_arguments_replace_none_of_ours() -> None:
@@ -238,14 +306,13 @@ def test_gateways_and_engines_share_a_key() -> None:
         variables(manifests, "gateway")["AUTELLIX_ENGINE_API_KEY"]
         == variables(manifests, "engine")["VLLM_API_KEY"]
     )
-    secret = the(manifests, "Secret")
     used = {
         source["secretKeyRef"]["key"]
         for component in pods(manifests)
         for source in variables(manifests, component).values()
-        if isinstance(source, dict)
+        if isinstance(source, dict) and source["secretKeyRef"]["name"] == "ax-secrets"
     }
-    assert used == set(secret["data"])
+    assert used == secret(manifests, "ax-secrets").keys()
 
 
 def test_service_links_are_disabled() -> None:
@@ -253,9 +320,12 @@ def test_service_links_are_disabled() -> None:
     assert all(spec["enableServiceLinks"] is False for spec in pods(render(EVERYTHING)).values())
 
 
-@pytest.mark.parametrize("grace_s", [0, 7.5, 60])
-def test_a_pod_may_take_as_long_to_end_as_its_calls(grace_s: float) -> None:
-    manifests = render({"settings": {"gateway": {"shutdown_grace_s": grace_s}}})
+@pytest.mark.parametrize("grace_s", [None, 0, 7.5, 60])
+def test_a_pod_may_take_as_long_to_end_as_its_calls(grace_s: float | None) -> None:
+    given = {} if grace_s is None else {"shutdown_grace_s": grace_s}
+    manifests = render({"settings": {"gateway": given}})
+    if grace_s is None:
+        grace_s = Settings().gateway.shutdown_grace_s
     spec = pods(manifests)["gateway"]
     [_, sleep_s] = container(manifests, "gateway")["lifecycle"]["preStop"]["exec"]["command"]
     assert spec["terminationGracePeriodSeconds"] >= int(sleep_s) + grace_s + 5
@@ -326,13 +396,13 @@ def test_engines_scale_by_an_external_metric_without_keda() -> None:
 
 def test_the_chart_works_with_running_engines_only() -> None:
     manifests = render({"engine": {"enabled": False}, "externalEngines": ["http://gpu9:8000"]})
-    assert kinds(manifests) == {"Deployment", "Service", "Secret", "PodDisruptionBudget"}
+    assert kinds(manifests) == {"Deployment", "Service", "Secret", "PodDisruptionBudget", "NetworkPolicy"}
     assert "AUTELLIX_ENGINE_REPORT_SECRET" not in variables(manifests, "gateway")
     assert variables(manifests, "gateway")["AUTELLIX_ENGINE_URLS"] == "http://gpu9:8000"
 
 
 def test_an_existing_secret_replaces_the_charts() -> None:
     manifests = render({"existingSecret": "mine"})
-    assert "Secret" not in kinds(manifests)
+    assert [each["metadata"]["name"] for each in manifests if each["kind"] == "Secret"] == ["ax-tenants"]
     source = variables(manifests, "gateway")["AUTELLIX_GATEWAY_TOKEN_SECRET"]
     assert source == {"secretKeyRef": {"name": "mine", "key": "token-secret"}}

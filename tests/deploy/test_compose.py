@@ -12,8 +12,10 @@ import pytest
 from tests.deploy.chart import DEPLOY, container, render, variables
 from tests.deploy.compose import MissingVariableError, environment_file, read_compose
 
+from autellix_backend.cli.config_check import problems_of
+from autellix_backend.cli.server import FLUSH_TIMEOUT_S
 from autellix_backend.engines.factory import make_remote
-from autellix_backend.settings import load_settings, report_secret
+from autellix_backend.settings import Settings, load_settings, report_secret
 from autellix_backend.vllm_plugin.settings import PluginSettings
 
 FOLDER = DEPLOY / "compose"
@@ -71,8 +73,9 @@ def test_redis_starts_as_in_the_chart(services: dict[str, Any]) -> None:
 def test_gateways_have_the_charts_settings(services: dict[str, Any]) -> None:
     own = services["gateway"]["environment"]
     chart = variables(render(), "gateway")
-    assert own.keys() == chart.keys() - {"REDIS_PASSWORD"}
-    plain = {"AUTELLIX_ENGINE_URLS", "AUTELLIX_CACHE_DIR", "AUTELLIX_STORE_URL"}
+    keys = {"AUTELLIX_GATEWAY_TENANTS_FILE", "AUTELLIX_API_KEY"}
+    assert own.keys() - {"AUTELLIX_GATEWAY_OPEN"} == chart.keys() - {"REDIS_PASSWORD"} - keys
+    plain = {"AUTELLIX_ENGINE_URLS", "AUTELLIX_CACHE_DIR", "AUTELLIX_STORE_URL"} | keys
     alike = {name: value for name, value in chart.items() if isinstance(value, str) and name not in plain}
     assert {name: own[name] for name in alike} == alike
 
@@ -90,6 +93,22 @@ def test_gateways_reach_the_engines_and_their_reports(services: dict[str, Any]) 
         assert report_secret(services[name]["environment"]) == settings.report_secret is not None
         assert services[name]["environment"]["VLLM_API_KEY"] == settings.api_key
         assert set(services[name]["networks"]) <= set(services["gateway"]["networks"])
+
+
+def test_calls_may_end_before_their_service_does(services: dict[str, Any]) -> None:
+    """Gateways, the proxy in front of them, and engines."""
+    grace_s = Settings().gateway.shutdown_grace_s
+    for name in ("gateway", "proxy", *ENGINES):
+        assert int(services[name]["stop_grace_period"].removesuffix("s")) >= grace_s + FLUSH_TIMEOUT_S
+    assert "AUTELLIX_GATEWAY_SHUTDOWN_GRACE_S" not in services["gateway"]["environment"]
+
+
+def test_without_keys_the_gateway_is_open_by_choice_only(services: dict[str, Any]) -> None:
+    """What .env says, and refused where it says nothing."""
+    assert load_settings(environ=services["gateway"]["environment"]).gateway.open
+    silent = read_compose(FILE, {**FILLED, "GATEWAY_OPEN": ""})["services"]["gateway"]["environment"]
+    [problem] = [each for each in problems_of(load_settings(environ=silent)) if "gateway.host" in each]
+    assert "no key is asked" in problem
 
 
 def test_only_the_proxy_is_open_to_clients(services: dict[str, Any]) -> None:

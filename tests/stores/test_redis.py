@@ -75,6 +75,39 @@ async def test_a_returning_gateway_keeps_its_calls_and_its_old_commands_are_refu
     check(one)
 
 
+@pytest.mark.parametrize(
+    ("policy", "max_bytes", "warns"),
+    [
+        ("allkeys-lru", 2**30, True),
+        ("volatile-ttl", 2**30, True),
+        ("noeviction", 2**30, False),
+        ("allkeys-lru", 0, False),
+    ],
+)
+async def test_a_server_that_removes_keys_when_it_is_full_is_named_in_the_log(
+    shared: Table,
+    redis_server: RedisServer,
+    caplog: pytest.LogCaptureFixture,
+    *,
+    policy: str,
+    max_bytes: int,
+    warns: bool,
+) -> None:
+    """Once by each gateway, with the policy; without a bound of its memory it removes none."""
+    with redis.Redis.from_url(redis_server.url) as admin:
+        admin.config_set("maxmemory", max_bytes)
+        admin.config_set("maxmemory-policy", policy)
+        try:
+            store = await shared.open()
+            await store.open()
+        finally:
+            admin.config_set("maxmemory", 0)
+            admin.config_set("maxmemory-policy", "noeviction")
+    told = [record.getMessage() for record in caplog.records if "maxmemory-policy" in record.getMessage()]
+    assert len(told) == warns
+    assert all(f"maxmemory-policy {policy}" in line for line in told)
+
+
 async def test_stale_entries_are_reported_by_one_gateway_only(shared: Table) -> None:
     stores = [await shared.open() for _ in range(4)]
     count = MAX_REAPED + 20

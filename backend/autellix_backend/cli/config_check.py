@@ -13,10 +13,11 @@ from autellix_backend.engines.host_memory import with_host_memory
 from autellix_backend.engines.replica import default_model, generated_model
 from autellix_backend.engines.vllm_command import check_arguments, check_engine_installed, check_model
 from autellix_backend.errors import CommandError
+from autellix_backend.gateway.http.guard import is_loopback
 from autellix_backend.gateway.tenancy.file import load_tenants
 from autellix_backend.observe import otlp
 from autellix_backend.observe.call_log import check_writable
-from autellix_backend.settings import EngineSettings, GatewaySettings, Settings
+from autellix_backend.settings import EngineSettings, GatewaySettings, Settings, SettingsError
 from autellix_backend.stores.factory import make_store
 
 NO_SHARED_SECRET = (
@@ -36,7 +37,7 @@ def problems_of(settings: Settings) -> Iterator[str]:
     checks: tuple[Callable[[], object], ...] = (
         partial(load_tenants, settings),
         partial(resolve, settings.gateway),
-        *output_checks(settings),
+        *start_checks(settings),
         partial(_check_store, settings),
         partial(_check_engine, settings),
     )
@@ -47,9 +48,13 @@ def problems_of(settings: Settings) -> Iterator[str]:
             yield str(error)
 
 
-def output_checks(settings: Settings) -> tuple[Callable[[], None], ...]:
-    """Return the checks of what the gateway writes and sends, each with a SettingsError for its problem."""
+def start_checks(settings: Settings) -> tuple[Callable[[], None], ...]:
+    """Return the checks of who may call, and of what the gateway writes and sends.
+
+    Each raises a SettingsError for its problem.
+    """
     return (
+        partial(_check_keys, settings.gateway),
         partial(check_writable, settings.observe.call_log),
         partial(otlp.check_installed, settings.observe.otlp_endpoint, os.environ),
     )
@@ -100,6 +105,16 @@ def _is_taken(gateway: GatewaySettings) -> bool:
     with contextlib.suppress(OSError), socket.create_connection((gateway.host, gateway.port), timeout=1):
         return True
     return False
+
+
+def _check_keys(gateway: GatewaySettings) -> None:
+    if gateway.tenants_file is None and not gateway.open and not is_loopback(gateway.host):
+        problem = f"is {gateway.host!r}, which other machines may reach, and no key is asked"
+        expected = (
+            "keys (gateway.tenants_file, `--tenants FILE`), or gateway.open = true "
+            "(AUTELLIX_GATEWAY_OPEN) where everyone may do everything"
+        )
+        raise SettingsError("gateway.host", problem, expected)
 
 
 def _check_store(settings: Settings) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import re
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from rich.table import Table
@@ -15,7 +16,7 @@ from rich.table import Table
 from autellix_backend.cli.options import add_setting_options, settings_from_args
 from autellix_backend.cli.program_table import make_console
 from autellix_backend.gateway.tenancy.file import check_name, read_tenants
-from autellix_backend.gateway.tenancy.tenants import DIGEST_PREFIX, KEY_PREFIX, key_line, new_key
+from autellix_backend.gateway.tenancy.tenants import DIGEST_PREFIX, KEY_END, KEY_PREFIX, key_line, new_key
 from autellix_backend.settings import SettingsError, TenantLimits
 
 SHOWN_DIGITS = 12
@@ -28,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(metavar="ACTION", required=True)
     make = actions.add_parser("new", help="print a new key, once, and its line for the tenants file")
     make.add_argument("tenant", metavar="TENANT", help="the tenant's name in the tenants file")
+    make.add_argument("--days", type=int, metavar="N", help="the key ends after N days; without it, never")
     make.set_defaults(act=_new)
     listing = actions.add_parser("list", help="list the keys of the tenants file by their digests")
     add_setting_options(listing, "--tenants")
@@ -47,19 +49,23 @@ def run(args: argparse.Namespace) -> int:
 def _new(args: argparse.Namespace) -> None:
     """Print a key and its lines for the file; nothing is written."""
     check_name(args.tenant, "TENANT")
+    if args.days is not None and args.days < 1:
+        raise SettingsError("--days", f"is {args.days}", "1 or more")
     key = new_key()
+    last = args.days and datetime.now(UTC).date() + timedelta(days=args.days)
     print(f"Key for the clients of {args.tenant} (not stored anywhere, and not shown again):\n\n  {key}\n")
     print("Line for gateway.tenants_file (for an existing tenant, add the key to its list):\n")
-    print(f'  [[tenant]]\n  name = "{args.tenant}"\n  keys = ["{key_line(key)}"]')
+    print(f'  [[tenant]]\n  name = "{args.tenant}"\n  keys = ["{key_line(key, last)}"]')
 
 
 def _list(args: argparse.Namespace) -> None:
     tenants = read_tenants(_file(args), TenantLimits())
-    table = Table("TENANT", "KEY (SHA-256)", "ADMIN", "WEIGHT", box=None, header_style="bold")
+    table = Table("TENANT", "KEY (SHA-256)", "UNTIL", "ADMIN", "WEIGHT", box=None, header_style="bold")
     for digest, tenant in tenants.items():
         table.add_row(
             tenant.name,
             f"{DIGEST_PREFIX}{digest.hex()[:SHOWN_DIGITS]}",
+            str(tenant.key_ends.get(digest, "-")),
             "yes" if tenant.is_admin else "-",
             f"{tenant.weight:g}",
         )
@@ -81,7 +87,7 @@ def _revoke(args: argparse.Namespace) -> None:
         problem = f'is the only key of tenant "{tenant.name}"'
         raise SettingsError("KEY", problem, "a further key first, or the [[tenant]] removed by hand")
     text = path.read_text(encoding="utf-8")
-    _replace(path, re.sub(rf'"{DIGEST_PREFIX}{digest.hex()}"\s*,?', "", text))
+    _replace(path, re.sub(rf'"{DIGEST_PREFIX}{digest.hex()}(?:{KEY_END}[0-9-]*)?"\s*,?', "", text))
     print(f'{path}: removed a key of tenant "{tenant.name}"; `kill -HUP` makes a running gateway reload it')
 
 

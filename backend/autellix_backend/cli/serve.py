@@ -21,7 +21,7 @@ from autellix_backend.cli.announcements import (
     ready_line,
     root_url,
 )
-from autellix_backend.cli.config_check import ignored, output_checks
+from autellix_backend.cli.config_check import ignored, start_checks
 from autellix_backend.cli.options import add_preset_option, add_setting_options, settings_from_args
 from autellix_backend.cli.running_engines import running_engines
 from autellix_backend.cli.server import (
@@ -77,12 +77,13 @@ async def serve(settings: Settings) -> int:
     """Start the engines, serve the gateway, and stop them in every case; return the exit code.
 
     Raises:
-        SettingsError: if the address cannot be bound, the log of calls cannot be written,
-            the tenants' file is malformed, the extra for traces is not installed, or no engine is described.
+        SettingsError: if the address cannot be bound, other machines would need no key, the log of calls
+            cannot be written, the tenants' file is malformed, the extra for traces is not installed, or no
+            engine is described.
         EngineError: if an engine cannot be started.
     """
     with contextlib.closing(bind(settings.gateway)) as listener:
-        for check in output_checks(settings):
+        for check in start_checks(settings):
             check()
         for sentence in ignored(settings):
             note(sentence)

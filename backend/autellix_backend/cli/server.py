@@ -169,7 +169,10 @@ class GatewayServer(uvicorn.Server):
         if not self._has_others:
             components.pool.shut_down()
         if len(components.registry):
-            note(f"waiting for {len(components.registry)} calls to end")
+            note(
+                f"waiting for {len(components.registry)} calls to end, {self._grace_s:g} s at most; "
+                "a second signal ends them"
+            )
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._grace_s):
                 if self._has_others:

@@ -69,6 +69,9 @@ class GatewaySettings:
     hosts: HostNames = ()
     """further names of the gateway, such as `host.docker.internal`. A gateway on loopback without keys, or
     with such a list, refuses any other `Host` with 403"""
+    open: bool = False
+    """whether clients on other machines need no key, so that everyone who reaches the address may make calls
+    and see all programs; otherwise a gateway beyond loopback needs `gateway.tenants_file`"""
     origins: Origins = ()
     """origins of other sites and desktop applications whose pages may call the gateway, such as
     `https://chat.example.com`; pages of any other origin get 403"""
@@ -79,8 +82,8 @@ class GatewaySettings:
     """time after which a program without a running call leaves the table, s"""
     recovery_wait_s: NonNegativeFloat = 60.0
     """how long a call waits for an engine that is down or restarts, s; then 503"""
-    shutdown_grace_s: NonNegativeFloat = 10.0
-    """how long running calls may continue after SIGTERM, s"""
+    shutdown_grace_s: NonNegativeFloat = 300.0
+    """how long running calls may continue after SIGTERM, s: an agent's call may take minutes"""
     strict_identity: bool = False
     """whether a call that names a program needs the token of its session"""
     token_secret: Secret | None = None

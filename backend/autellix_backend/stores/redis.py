@@ -10,6 +10,7 @@ table's clock follows Redis's, which may jump, by small steps.
 
 from __future__ import annotations
 
+import logging
 import math
 import secrets
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -69,6 +70,12 @@ MAX_PASSES = 20
 """The most such scripts for one page."""
 FOREIGN = 2
 """The answer of the script `beat` for a session of another owner."""
+EVICTS = (
+    "store.url: when the server is full it removes keys of the process table (maxmemory-policy %s), and with "
+    "them the service of programs; set it to noeviction"
+)
+
+logger = logging.getLogger(__name__)
 
 
 class RedisStore:
@@ -119,6 +126,8 @@ class RedisStore:
         if epoch != self.epoch:
             self.epoch = epoch
             self._ends.restart(last_event)
+            if policy := await self._scripts.eviction():
+                logger.warning(EVICTS, policy)
         self._gateway = gateway
 
     async def close(self) -> None:

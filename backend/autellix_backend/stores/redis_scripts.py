@@ -22,6 +22,7 @@ MAX_CONNECTIONS = 16
 """Further operations wait for one of these: Redis runs one script at a time."""
 SENTINEL = "redis+sentinel://"
 NOT_MEMBER = "NOTMEMBER"
+NO_EVICTION = "noeviction"
 _SERVER_STATES = (
     *("OOM", "READONLY", "MISCONF", "LOADING", "MASTERDOWN", "CLUSTERDOWN", "NOREPLICAS", "BUSY"),
     *("NOAUTH", "NOPERM", "NOSCRIPT"),
@@ -94,6 +95,16 @@ class RedisScripts:
             raise StoreUnavailableError(f"no answer within {self._timeout_s:g} s") from None
         except RedisError as error:
             raise _translated(str(error) or type(error).__name__) from error
+
+    async def eviction(self) -> str | None:
+        """Return the policy by which a full server removes keys; None if it removes none, or does not say."""
+        memory: dict[str, Any] = {}
+        # It may be forbidden.
+        with contextlib.suppress(StoreUnavailableError):
+            async with self._bounded():
+                memory = await self._client.info("memory")
+        policy = memory.get("maxmemory_policy", NO_EVICTION)
+        return str(policy) if policy != NO_EVICTION and memory.get("maxmemory") else None
 
     async def disconnect(self) -> None:
         """Drop all connections, also those that look open; the next script opens another."""

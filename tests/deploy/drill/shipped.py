@@ -47,6 +47,7 @@ class Size:
 def by_chart(size: Size, folder: Path) -> tuple[Mapping[Part, Image], list[Pod]]:
     """Render the chart; return images and pods."""
     values: dict[str, Any] = {
+        "tenants": {"open": True},
         "gateway": {"replicas": size.gateways},
         "scheduler": {"policy": size.policy},
         "engine": {

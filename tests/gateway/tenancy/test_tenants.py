@@ -97,6 +97,11 @@ def test_the_file_is_read_whole(tenants_file: Path) -> None:
             "[[tenant]]\nname = 'a'\nkeys = ['KEY']\n[[tenant]]\nname = 'b'\nkeys = ['KEY']\n",
             ['tenant "b": keys', 'tenant "a"'],
         ),
+        ("[[tenant]]\nname = 'a'\nkeys = ['KEY until 2027-02-30']", ['tenant "a": keys', "2027-02-30"]),
+        ("[[tenant]]\nname = 'a'\nkeys = ['KEY until soon']", ['tenant "a": keys', "number 1"]),
+        ("[[tenant]]\nname = 'a'\nkeys = ['KEY']\nmodels = []", ['tenant "a": models', "all models"]),
+        ("[[tenant]]\nname = 'a'\nkeys = ['KEY']\nmodels = 'm'", ['tenant "a": models', "list of names"]),
+        ("[[tenant]]\nname = 'a'\nkeys = ['KEY']\nmodels = [1]", ['tenant "a": models', "list of names"]),
         ("[[tenant", ["is not TOML"]),
     ],
 )
@@ -147,6 +152,33 @@ def test_an_unknown_key_is_refused(key: str) -> None:
             tenants.authenticate(headers)
     assert tenants.authenticate({"authorization": f"bearer  {KEYS['red']} "}).name == "red"
     assert tenants.authenticate({"x-api-key": KEYS["red"]}).name == "red"
+
+
+@pytest.fixture
+def restricted_file(tenants_file: Path) -> Path:
+    """The tenants, of which blue may call one model only."""
+    text = tenants_file.read_text()
+    tenants_file.write_text(text.replace('name = "blue"', 'name = "blue"\nmodels = ["small"]'))
+    return tenants_file
+
+
+async def test_a_tenant_calls_its_own_models_only(serve: Any, restricted_file: Path) -> None:
+    """In calls, in requests that are passed on, and in the list."""
+    async with serve(tenants_file=restricted_file) as rig:
+        for model, status in (("autellix.fake-model", 404), (None, 404), ("small", 200)):
+            body = {**HELLO, "model": model} if model else {"messages": HELLO["messages"]}
+            for path in (CHAT, "/tokenize"):
+                expected = 200 if path == "/tokenize" and model is None else status
+                async with rig.client.post(rig.url + path, json=body, headers=bearer("blue")) as response:
+                    assert response.status == expected, (path, model)
+                    if expected == 404:
+                        assert (await response.json())["error"]["code"] == "model_not_found"
+        sent = {request.path for request in rig.engine.requests if b"autellix.fake-model" in request.body}
+        assert sent == set()
+        async with rig.client.get(rig.url + "/v1/models", headers=bearer("blue")) as response:
+            assert [each["id"] for each in (await response.json())["data"]] == ["small"]
+        async with rig.client.post(rig.url + CHAT, json=HELLO, headers=bearer("red")) as response:
+            assert response.status == 200
 
 
 async def test_every_path_except_the_probes_needs_a_key(serve: Any, tenants_file: Path) -> None:

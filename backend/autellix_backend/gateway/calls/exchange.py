@@ -86,6 +86,7 @@ class CallEndpoint:
             await hold.pause()
             body = bounded(parse_body(data, dialect), tenant.limits, dialect)
             await hold.pause()
+            tenant.check_model(body.model)
             await self.models.check(body.model)
             named = read_identity(headers, body.fields, self.registry.new_id()).scoped_to(tenant)
             verified = await self.tokens.verify(named, headers, tenant)

@@ -59,14 +59,22 @@ class PassthroughEndpoint:
         with self._intake.hold(tenant) as hold:
             body = await read_body(headers, receive, hold, self._max_body_bytes, "gateway.max_body_bytes")
             engine = await self._holder(scope, tenant)
-            if len(self._pool.groups) > 1 and scope["path"].rstrip("/") == MODELS_PATH:
-                await _send_json(send, {"object": "list", "data": list(self._pool.models.values())})
+            if scope["path"].rstrip("/") == MODELS_PATH and (tenant.models or len(self._pool.groups) > 1):
+                await _send_json(send, {"object": "list", "data": self._models_of(tenant)})
                 return
             model = _model_of(scope, body)
+            if model is not None:
+                tenant.check_model(model)
             await self._models.check(model)
             with self._pool.use(engine, model) as handle:
                 relay = self._relay(scope, handle.upstream, target, headers, body, send)
                 await run_while_connected(relay, receive)
+
+    def _models_of(self, tenant: Tenant) -> list[object]:
+        known = self._pool.models
+        # A single engine's own list is not read.
+        allowed = tenant.models or known
+        return [known.get(name, {"id": name, "object": "model"}) for name in allowed]
 
     async def _holder(self, scope: Scope, tenant: Tenant) -> str | None:
         """Return the engine that has the stored response which a path names."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from datetime import date
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field
 
-from autellix_backend.gateway.tenancy.tenants import DIGEST_PREFIX, Tenant, Tenants
+from autellix_backend.gateway.tenancy.tenants import DIGEST_PREFIX, KEY_END, Tenant, Tenants
 from autellix_backend.settings import (
     Settings,
     SettingsError,
@@ -25,8 +26,8 @@ UNLIMITED = "none"
 MAX_WEIGHT = 1000.0
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
-_KEY = re.compile(re.escape(DIGEST_PREFIX) + r"([0-9a-f]{64})")
-_FIELDS = ("name", "weight", "admin", "keys", "limits")
+_KEY = re.compile(re.escape(DIGEST_PREFIX) + rf"([0-9a-f]{{64}})(?:{KEY_END}(\d{{4}}-\d\d-\d\d))?")
+_FIELDS = ("name", "weight", "admin", "keys", "models", "limits")
 
 
 @section("tenant")
@@ -84,7 +85,7 @@ def _tenants_by_key(document: Mapping[str, object], defaults: TenantLimits) -> d
         if tenant.name in names:
             raise SettingsError(f"{where}: name", "appears twice", "each name once")
         names.add(tenant.name)
-        for digest in _digests(table, where):
+        for digest in _keys(table, where):
             owner = owners.setdefault(digest, tenant)
             if owner is not tenant:
                 problem = f'holds a key of tenant "{owner.name}"'
@@ -103,22 +104,42 @@ def _tenant(table: Mapping[str, object], number: int, defaults: TenantLimits) ->
     except SettingsError as error:
         problem = f"{where}: {error.field.removeprefix('tenant.')}"
         raise SettingsError(problem, error.problem, error.expected) from error
-    return Tenant(name=name, weight=rest.weight, is_admin=rest.admin, limits=_limits(table, where, defaults))
+    return Tenant(
+        name=name,
+        weight=rest.weight,
+        is_admin=rest.admin,
+        limits=_limits(table, where, defaults),
+        models=_models(table, where),
+        key_ends={digest: end for digest, end in _keys(table, where).items() if end is not None},
+    )
 
 
-def _digests(table: Mapping[str, object], where: str) -> tuple[bytes, ...]:
+def _models(table: Mapping[str, object], where: str) -> tuple[str, ...]:
+    if "models" not in table:
+        return ()
+    models = table["models"]
+    if not (isinstance(models, list) and models and all(isinstance(name, str) for name in models)):
+        raise SettingsError(f"{where}: models", f"is {models!r}", "a list of names; without it, all models")
+    return tuple(models)
+
+
+def _keys(table: Mapping[str, object], where: str) -> dict[bytes, date | None]:
+    """Return the last days of keys, None without one, by the keys' digests."""
     keys = table.get("keys")
     expected = f'a list of "{DIGEST_PREFIX}<64 hex digits>", as `autellix keys new` prints them'
     if not (isinstance(keys, list) and keys):
         raise SettingsError(f"{where}: keys", "is missing or empty", expected)
-    digests: list[bytes] = []
+    found: dict[bytes, date | None] = {}
     for number, key in enumerate(keys, 1):
         match = _KEY.fullmatch(key) if isinstance(key, str) else None
         if match is None:
             # The value is not shown: it may be a key in clear text, entered by mistake.
             raise SettingsError(f"{where}: keys", f"number {number} is not the digest of a key", expected)
-        digests.append(bytes.fromhex(match[1]))
-    return tuple(digests)
+        try:
+            found[bytes.fromhex(match[1])] = date.fromisoformat(match[2]) if match[2] else None
+        except ValueError:
+            raise SettingsError(f"{where}: keys", f"number {number} ends on {match[2]}", "a date") from None
+    return found
 
 
 def _limits(table: Mapping[str, object], where: str, defaults: TenantLimits) -> TenantLimits:

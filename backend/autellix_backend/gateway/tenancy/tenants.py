@@ -14,15 +14,18 @@ import hashlib
 import secrets
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
+from datetime import UTC, date, datetime
 from types import MappingProxyType
 from typing import Any
 
-from autellix_backend.gateway.errors import AdminOnlyError, InvalidKeyError
+from autellix_backend.gateway.errors import AdminOnlyError, InvalidKeyError, UnknownModelError
 from autellix_backend.settings import TenantLimits
 
 KEY_PREFIX = "sk-autellix-"
 KEY_BYTES = 32
 DIGEST_PREFIX = "sha256:"
+KEY_END = " until "
+"""Between a key's digest and its last day, as the tenants file has them."""
 SEPARATOR = "/"
 
 _SCOPE_KEY = "autellix.tenant"
@@ -37,6 +40,10 @@ class Tenant:
     is_admin: bool = False
     """Whether it sees other tenants' programs, engines, settings and metrics."""
     limits: TenantLimits = field(default_factory=TenantLimits)
+    models: tuple[str, ...] = ()
+    """The models that it may call; empty for all."""
+    key_ends: Mapping[bytes, date] = field(default_factory=dict)
+    """The last day (UTC) of its keys that have one, by their digests."""
 
     def scoped(self, own_id: str) -> str:
         """Return the backend's id for a client's id."""
@@ -65,6 +72,11 @@ class Tenant:
         if not self.is_admin:
             raise AdminOnlyError(what)
 
+    def check_model(self, model: str | None) -> None:
+        """Raise an UnknownModelError unless the tenant may call a model."""
+        if self.models and model not in self.models:
+            raise UnknownModelError(model, self.models)
+
 
 class Tenants:
     """The tenants in force."""
@@ -75,6 +87,7 @@ class Tenants:
         *,
         only_tenant: Tenant | None = None,
         read: Callable[[], Mapping[bytes, Tenant]] | None = None,
+        today: Callable[[], date] = lambda: datetime.now(UTC).date(),
     ) -> None:
         """Set the tenants.
 
@@ -82,10 +95,12 @@ class Tenants:
             keys: Tenants by the digests of their API keys.
             only_tenant: The tenant of every request; then authentication is off.
             read: Reads `keys` again; None if they cannot change.
+            today: The date, UTC.
         """
         self._keys = keys
         self._only_tenant = only_tenant
         self._read = read
+        self._today = today
 
     @property
     def has_keys(self) -> bool:
@@ -105,16 +120,20 @@ class Tenants:
         """Return the tenant of a request's API key; `headers` has lower-case names.
 
         Raises:
-            InvalidKeyError: if the key is missing or unknown.
+            InvalidKeyError: if the key is missing, unknown or has ended.
         """
         if self._only_tenant is not None:
             return self._only_tenant
         key = presented_key(headers)
         if key is None:
             raise InvalidKeyError("is missing")
-        found = self._keys.get(_digest(key))
+        digest = _digest(key)
+        found = self._keys.get(digest)
         if found is None:
             raise InvalidKeyError("is not known")
+        last = found.key_ends.get(digest)
+        if last is not None and self._today() > last:
+            raise InvalidKeyError(f"has ended on {last}")
         return found
 
     def of(self, scope: Mapping[str, Any]) -> Tenant:
@@ -135,9 +154,9 @@ def new_key() -> str:
     return KEY_PREFIX + secrets.token_urlsafe(KEY_BYTES)
 
 
-def key_line(key: str) -> str:
-    """Return a key's digest as the tenants file holds it."""
-    return DIGEST_PREFIX + _digest(key).hex()
+def key_line(key: str, last: date | None = None) -> str:
+    """Return a key's digest, and its last day, as the tenants file holds it."""
+    return DIGEST_PREFIX + _digest(key).hex() + (f"{KEY_END}{last}" if last else "")
 
 
 def _digest(key: str) -> bytes:

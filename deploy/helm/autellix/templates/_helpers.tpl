@@ -91,6 +91,13 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end -}}
 {{- end -}}
 
+{{/* The Secret with the tenants file; empty where there are no keys. */}}
+{{- define "autellix.tenants" -}}
+{{- if not .Values.tenants.open -}}
+{{- default (printf "%s-tenants" (include "autellix.name" .)) .Values.tenants.existingSecret -}}
+{{- end -}}
+{{- end -}}
+
 {{- define "autellix.check" -}}
 {{- if not (include "autellix.engineUrls" .) -}}
 {{- fail "there is no engine: expected engine.enabled or externalEngines" -}}
@@ -102,5 +109,12 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end -}}
 {{- if and (gt $gateways 1) (not $has_store) -}}
 {{- fail "several gateways need one process table: expected store.existingSecret or store.redis.enabled" -}}
+{{- end -}}
+{{- if and .Values.tenants.open .Values.tenants.existingSecret -}}
+{{- fail "tenants.open needs no keys, and tenants.existingSecret has some: expected one of them" -}}
+{{- end -}}
+{{- $policy := .Values.gateway.networkPolicy -}}
+{{- if and (or .Values.ingress.enabled .Values.metrics.serviceMonitor.enabled) $policy.enabled (not $policy.extraFrom) -}}
+{{- fail "the ingress controller and Prometheus may not reach the gateways: expected gateway.networkPolicy.extraFrom" -}}
 {{- end -}}
 {{- end -}}
