@@ -169,6 +169,7 @@ def measure(result: SimResult) -> Metrics:
         "token_latency_s": [record.token_latency_s for record in programs],
         "latency_s": [record.latency_s for record in programs],
         "wait_s": [record.wait_s for record in programs],
+        "service_s": [record.service_s for record in programs],
     }
     for name, values in columns.items():
         metrics |= {f"{name}.{key}": value for key, value in statistics_of(values).items()}

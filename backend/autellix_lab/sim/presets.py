@@ -171,6 +171,15 @@ LLAMA_31_70B = Model(
     head_dim=128,
     source="model card and config.json: 70.6 billion parameters, 80 layers, 64 heads and 8 KV heads of 128",
 )
+FALCON_180B = Model(
+    name="Falcon 180B",
+    parameters=179.5e9,
+    layers=80,
+    heads=232,
+    kv_heads=8,
+    head_dim=64,
+    source="model card and config.json: 179.5 billion parameters, 80 layers, 232 heads and 8 KV heads of 64",
+)
 QWEN3_30B_A3B = Model(
     name="Qwen3 30B-A3B-FP8",
     parameter_bytes=1,
@@ -199,6 +208,7 @@ _ALL = (
     derive_engine("llama3.1-8b-a100", A100_80GB, LLAMA_31_8B),
     derive_engine("llama3.1-8b-h100", H100_80GB, LLAMA_31_8B, token_budget=8192),
     derive_engine("llama3.1-70b-4xa100", dataclasses.replace(A100_80GB, gpus=4), LLAMA_31_70B),
+    derive_engine("falcon-180b-8xa100", dataclasses.replace(A100_80GB, gpus=8), FALCON_180B),
     derive_engine("qwen3-30b-a3b-h100", H100_80GB, QWEN3_30B_A3B, token_budget=8192),
     DEMO,
     UNIT,

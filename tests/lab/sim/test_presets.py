@@ -12,6 +12,7 @@ import pytest
 from autellix_lab.sim.model import EngineModel
 from autellix_lab.sim.presets import (
     A100_80GB,
+    FALCON_180B,
     LLAMA_31_8B,
     LLAMA_31_70B,
     PRESETS,
@@ -64,12 +65,22 @@ def test_a_model_has_the_parameters_of_its_shape() -> None:
     assert pytest.approx(2 * 128256 * 4096 + layers, rel=0.001) == LLAMA_31_8B.parameters
 
 
+def test_the_parameters_of_falcon_180b_are_its_layers() -> None:
+    """Its attention and feed-forward layer run in parallel, and the head is not the embedding."""
+    hidden, vocabulary = FALCON_180B.heads * FALCON_180B.head_dim, 65_024
+    attention = 2 * hidden**2 + 2 * hidden * FALCON_180B.kv_heads * FALCON_180B.head_dim
+    layers = FALCON_180B.layers * (attention + 2 * hidden * 4 * hidden)
+
+    assert pytest.approx(2 * vocabulary * hidden + layers, rel=0.001) == FALCON_180B.parameters
+
+
 def test_every_preset_names_its_source() -> None:
     """And is found by its name."""
     assert set(PRESETS) == {
         "llama3.1-8b-a100",
         "llama3.1-8b-h100",
         "llama3.1-70b-4xa100",
+        "falcon-180b-8xa100",
         "qwen3-30b-a3b-h100",
         "demo",
         "unit",

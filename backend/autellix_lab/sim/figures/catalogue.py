@@ -1,4 +1,4 @@
-"""Makes figures by name: curves, and the three that are not curves of a latency."""
+"""Makes figures by name: curves of a latency, and all others."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from autellix_lab.sim.figures.curves import (
     swap_times_s,
 )
 from autellix_lab.sim.figures.equal_latency import rate_at, seed_curves
+from autellix_lab.sim.figures.motivation import MOTIVATION
 from autellix_lab.sim.figures.study import POLICIES, TITLES, RunSweep, Study
 from autellix_lab.workload.statistics import confidence_interval
 
@@ -151,5 +152,5 @@ def figure_17(study: Study, run: RunSweep) -> Figure:
 
 _OTHERS: dict[str, MakeFigure] = {"15": figure_15, "16": figure_16, "17": figure_17}
 _CURVES: dict[str, MakeFigure] = {each.name: functools.partial(draw_curves, each) for each in CURVES}
-FIGURES = dict(sorted((_CURVES | _OTHERS).items()))
+FIGURES = dict(sorted((_CURVES | _OTHERS | dict(MOTIVATION)).items(), key=lambda item: int(item[0])))
 """Function by the paper's number."""
