@@ -26,6 +26,7 @@ class CallBlocks:
         has_prices = has_host or (is_priced and model.resume != "swap")
         self._prices = ResumePrices(model.block_tokens, has_host=has_host) if has_prices else None
         """The costs of resumes; None where nothing depends on them."""
+        self.swaps = 0
         self.swapped_blocks = 0
         self._model = model
         self._prefixes: dict[str, Segment] = {}
@@ -120,6 +121,7 @@ class CallBlocks:
         seconds = self._model.swap_time_s(blocks)
         self._link_free_s = max(now, self._link_free_s) + seconds
         self._prices.observe_load(blocks, seconds)
+        self.swaps += 1
         self.swapped_blocks += blocks
         return self._link_free_s
 
@@ -239,4 +241,5 @@ class CallBlocks:
 
     def _swap(self, blocks: int) -> None:
         self._delay_s += self._model.swap_time_s(blocks)
+        self.swaps += 1
         self.swapped_blocks += blocks

@@ -176,6 +176,7 @@ def measure(result: SimResult) -> Metrics:
     calls = sum(record.calls for record in programs)
     prompt_tokens = sum(record.prompt_tokens for record in programs)
     busy_s = sum(engine.busy_s for engine in result.engines)
+    swaps = sum(engine.swaps for engine in result.engines)
     if result.full_loop is not None:
         minutes = result.full_loop.seconds / 60
         metrics["calls_per_min"] = result.full_loop.calls / minutes
@@ -186,6 +187,7 @@ def measure(result: SimResult) -> Metrics:
         "tokens_per_s": sum(record.output_tokens for record in programs) / result.makespan_s,
         "utilisation": busy_s / (len(result.engines) * result.makespan_s),
         "preemptions_per_call": sum(engine.preemptions for engine in result.engines) / calls,
+        "blocks_per_swap": sum(engine.swapped_blocks for engine in result.engines) / swaps if swaps else 0.0,
         "swap_share": sum(engine.swap_s for engine in result.engines) / busy_s,
         "cached_share": sum(record.cached_tokens for record in programs) / prompt_tokens,
         "loaded_share": sum(record.loaded_tokens for record in programs) / prompt_tokens,

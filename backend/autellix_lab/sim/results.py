@@ -57,6 +57,8 @@ class EngineTotals:
     busy_s: float
     preemptions: int
     swap_s: float
+    swaps: int
+    """Of one call each, to host memory or back."""
     swapped_blocks: int
     evicted_blocks: int
     loads_ahead: int

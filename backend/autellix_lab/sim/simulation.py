@@ -474,6 +474,7 @@ def _totals(engine: SimEngine) -> EngineTotals:
         busy_s=engine.busy_s,
         preemptions=engine.preemptions,
         swap_s=engine.swap_s,
+        swaps=engine.blocks.swaps,
         swapped_blocks=engine.blocks.swapped_blocks,
         evicted_blocks=engine.blocks.kv.evicted_blocks,
         loads_ahead=engine.loads.begun_ahead,
