@@ -1237,6 +1237,27 @@ def test_keys_follow_the_work_of_programs() -> None:
     engine.machine.check()
 
 
+def test_the_first_program_that_waits_follows_the_strength_of_its_tenant() -> None:
+    engine = Engine(machine=make_machine(boost=0.7))
+    engine.arrive("a1", 60)
+    engine.arrive("b1", 60, tenant="t", work=1e9)
+    engine.now = 1.0
+    engine.arrive("c1", 60, tenant="t")
+    inactive = engine.admission.memory.inactive
+    assert [context.program.program_id for context in inactive.heads()] == ["b"]
+    engine.machine.table.statistics.sizes_of("t").known = 2.0
+    engine.now = 1000.0
+    engine.finish("a1", 60)
+
+    engine.machine.tick(engine.now)
+
+    assert [context.program.program_id for context in inactive.heads()] == ["c"]
+    engine.machine.table.statistics.sizes_of("t").known = 0.0
+    engine.now = 2000.0
+    engine.machine.tick(engine.now)
+    assert [context.program.program_id for context in inactive.heads()] == ["b"]
+
+
 def test_the_key_of_a_waiting_program_follows_what_its_calls_report(engine: Engine) -> None:
     engine.arrive("a1", 60)
     engine.now = 10.0

@@ -21,6 +21,7 @@ where programs are compared (`core.queues.classed`): a new strength moves no pro
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 
 from autellix_backend.core.place import Place, WorkClass
 from autellix_backend.core.statistics import ProgramStatistics, TokenCost
@@ -63,6 +64,11 @@ class ProgramBoost:
         """Those that were asked for in this epoch."""
 
     @property
+    def tenants(self) -> Collection[str]:
+        """The tenants with a boost."""
+        return self._strengths_s.keys()
+
+    @property
     def strength_s(self) -> float:
         """The largest strength of a tenant."""
         return max(self._strengths_s.values(), default=0.0)
@@ -74,7 +80,9 @@ class ProgramBoost:
         self._next_s = now + RENEWAL_S
         full_s, self._token_s = self._share * self._statistics.response_s, self._token_cost.seconds
         self._strengths_s = {
-            tenant: full_s * _strength_share(sizes.value) for tenant, sizes in self._statistics.sizes.items()
+            tenant: full_s * share
+            for tenant, sizes in self._statistics.sizes.items()
+            if (share := _strength_share(sizes.value))
         }
         self._boosts_s = {}
         self.epoch += 1

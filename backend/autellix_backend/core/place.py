@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import NamedTuple, Protocol
 
 
@@ -32,6 +33,11 @@ class Boosts(Protocol):
     epoch: int
     """Changes whenever any boost does."""
 
+    @property
+    def tenants(self) -> Collection[str]:
+        """The tenants whose boosts are not all zero."""
+        ...
+
     def of(self, work_class: WorkClass | None) -> float:
         """Return the present boost of a class, zero or less."""
         ...
@@ -41,6 +47,7 @@ class NoBoosts:
     """The boosts where keys have one part."""
 
     epoch = 0
+    tenants: Collection[str] = ()
 
     def of(self, work_class: WorkClass | None) -> float:  # noqa: ARG002
         """Return zero."""

@@ -29,6 +29,7 @@ class Boosts:
     def __init__(self, boosts: dict[WorkClass | None, float]) -> None:
         self._boosts = boosts
         self.epoch = 0
+        self.tenants = ("",)
 
     def of(self, work_class: WorkClass | None) -> float:
         """Return the boost of a class."""

@@ -9,7 +9,7 @@ given up when the contexts of active and parked programs together outgrow host m
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import chain
 
 from autellix_backend.core.admission.contexts import KvFill
@@ -132,14 +132,20 @@ class EngineMemory:
 
     def last_parked(self) -> ProgramContext:
         """Return the parked program to give up first: the worst key of the tenant with the most by weight."""
+        tokens = self.parked.tenant_tokens
         return max(
             self.parked.contexts.values(),
-            key=lambda each: (self.parked.tenant_tokens(each.tenant) / each.weight, each.tenant, *each.rank),
+            key=lambda each: (tokens.get(each.tenant, 0) / each.weight, each.tenant, *each.rank),
         )
 
     def tenant_share(self, context: ProgramContext) -> float:
         """Return the active context of the program's tenant, by the tenant's weight."""
-        return self.active.tenant_tokens(context.tenant) / context.weight
+        return self.active.tenant_tokens.get(context.tenant, 0) / context.weight
+
+    def by_share(self, contexts: Iterable[ProgramContext]) -> list[tuple[float, int, ProgramContext]]:
+        """Return programs behind the share of their tenant and their number, by which they are activated."""
+        tokens = self.active.tenant_tokens
+        return [(tokens.get(each.tenant, 0) / each.weight, each.number, each) for each in contexts]
 
     def measure(self, tokens_of: Callable[[str], int]) -> None:
         """Measure the calls of active programs that hold memory: running ones grow with every step."""

@@ -112,7 +112,8 @@ class ContextSet:
         self.tokens = 0
         self._prefixes: dict[Hashable, list[int]] = {}
         """Prefixes by id: the programs that have one, and its tokens."""
-        self._tenant_tokens: dict[str, int] = {}
+        self.tenant_tokens: dict[str, int] = {}
+        """The memory of each tenant's programs without shared prefixes; a tenant without any is absent."""
 
     def add(self, context: ProgramContext) -> None:
         """Add a program that is not in the set."""
@@ -167,14 +168,10 @@ class ContextSet:
         unpaused = (context for context in self.contexts.values() if not context.is_paused)
         return next(islice(unpaused, count - 1, None), None) is not None
 
-    def tenant_tokens(self, tenant: str) -> int:
-        """Return the memory of a tenant's programs without shared prefixes."""
-        return self._tenant_tokens.get(tenant, 0)
-
     def _count(self, context: ProgramContext, tokens: int) -> None:
-        self._tenant_tokens[context.tenant] = self._tenant_tokens.get(context.tenant, 0) + tokens
-        if not self._tenant_tokens[context.tenant]:
-            del self._tenant_tokens[context.tenant]
+        self.tenant_tokens[context.tenant] = self.tenant_tokens.get(context.tenant, 0) + tokens
+        if not self.tenant_tokens[context.tenant]:
+            del self.tenant_tokens[context.tenant]
 
     def check(self) -> None:
         """Assert the invariants."""
@@ -183,7 +180,7 @@ class ContextSet:
         assert self._prefixes.keys() == prefixes
         own_tokens = sum(context.own_tokens for context in contexts)
         assert self.tokens == own_tokens + sum(tokens for _, tokens in self._prefixes.values())
-        assert sum(self._tenant_tokens.values()) == own_tokens
+        assert sum(self.tenant_tokens.values()) == own_tokens
 
 
 class InactivePrograms:
@@ -194,6 +191,11 @@ class InactivePrograms:
         """Inactive programs by id, the longest-waiting first."""
         self._boosts = boosts
         self._orders: dict[str, ClassedOrder[ProgramContext]] = {}
+        self._heads: dict[str, ProgramContext] = {}
+        """The first program of each tenant whose order has not changed since somebody looked."""
+        self._epoch = boosts.epoch
+        self._boosted = boosts.tenants
+        """The tenants with a boost in that epoch."""
         self._sizes: list[int] = []
         """Their own tokens, the least first."""
 
@@ -208,6 +210,7 @@ class InactivePrograms:
         if order is None:
             order = self._orders[context.tenant] = ClassedOrder(self._boosts)
         order.add(context.place, context.number, context)
+        self._heads.pop(context.tenant, None)
         insort(self._sizes, context.own_tokens)
 
     def remove(self, context: ProgramContext) -> None:
@@ -215,6 +218,7 @@ class InactivePrograms:
         del self.contexts[context.program.program_id]
         order = self._orders[context.tenant]
         order.remove(context.place, context.number)
+        self._heads.pop(context.tenant, None)
         if not order:
             del self._orders[context.tenant]
         del self._sizes[bisect_left(self._sizes, context.own_tokens)]
@@ -231,15 +235,25 @@ class InactivePrograms:
         order.remove(context.place, context.number)
         context.place = place
         order.add(place, context.number, context)
+        self._heads.pop(context.tenant, None)
 
     @property
     def least_tokens(self) -> int:
         """The least KV memory that a program that waits needs beside its prefix."""
         return self._sizes[0]
 
-    def heads(self) -> list[ProgramContext]:
+    def heads(self) -> Collection[ProgramContext]:
         """Return the first program of each tenant."""
-        return [order.first() for order in self._orders.values()]
+        heads, boosts = self._heads, self._boosts
+        if self._epoch != boosts.epoch:
+            # The boosts of the other tenants are zero, as they were.
+            for tenant in (*self._boosted, *boosts.tenants):
+                heads.pop(tenant, None)
+            self._epoch, self._boosted = boosts.epoch, boosts.tenants
+        if len(heads) < len(self._orders):
+            missing = [tenant for tenant in self._orders if tenant not in heads]
+            heads.update((tenant, self._orders[tenant].first()) for tenant in missing)
+        return heads.values()
 
     def longest(self, now: float) -> dict[str, ProgramContext]:
         """Return the program of each tenant that is overdue for longest, the first of several."""
@@ -283,6 +297,8 @@ class InactivePrograms:
             assert order, tenant
             order.check()
             assert {*order} == {context for context in waiting if context.tenant == tenant}
+        assert self._heads.keys() <= self._orders.keys()
+        assert {*self.heads()} == {order.first() for order in self._orders.values()}
 
 
 class LeavingPrograms:

@@ -132,9 +132,6 @@ class MemoryReview:
     def _to_deactivate(self, context: ProgramContext) -> _Candidate:
         return (-self._memory.tenant_share(context), -context.number, context)
 
-    def _to_activate(self, context: ProgramContext) -> _Candidate:
-        return (self._memory.tenant_share(context), context.number, context)
-
     def _drop_idle(self, now: float) -> None:
         """Deactivate programs without a call for which others have waited long enough."""
         memory = self._memory
@@ -197,7 +194,7 @@ class MemoryReview:
         if not memory.inactive or memory.is_full:
             return
         patience_s = PATIENCE * self._statistics.response_s
-        candidates = [self._to_activate(context) for context in memory.inactive.heads()]
+        candidates = memory.by_share(memory.inactive.heads())
         heapify(candidates)
         walks: dict[str, Iterator[ProgramContext]] = {}
         barred: set[str] = set()
@@ -222,7 +219,7 @@ class MemoryReview:
                     barred.add(context.tenant)
                 passed += 1
             if following is not None:
-                heappush(candidates, self._to_activate(following))
+                heappush(candidates, (memory.tenant_share(following), following.number, following))
 
     def _take_memory(self, now: float) -> None:
         """Take memory for the program that has waited for too long, of the tenant with the least."""
@@ -236,7 +233,7 @@ class MemoryReview:
         weights = {context.tenant: context.weight for context in memory.active.contexts.values()}
         weights |= {tenant: context.weight for tenant, context in longest.items()}
         even_share = memory.capacity_tokens / sum(weights.values())
-        for context in sorted(longest.values(), key=self._to_activate):
+        for _, _, context in sorted(memory.by_share(longest.values())):
             waited_s = now - context.since_s
             share = memory.tenant_share(context) + context.needed_tokens / context.weight
             is_starving = context.overdue_s(now) > starving_s and now >= self._next_rescue_s

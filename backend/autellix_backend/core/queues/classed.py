@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator
-from heapq import merge
+from heapq import heapify, heappop, heapreplace
 from operator import itemgetter
 from typing import Generic, TypeVar
 
@@ -29,8 +29,6 @@ class ClassedOrder(Generic[T]):
         self._boosts = boosts
         self._lists: dict[WorkClass | None, list[Keyed[T]]] = {}
         """Items by (base, number); none is empty."""
-        self._first: tuple[int, T] | None = None
-        """The first item, and the epoch of the boosts by which it is; None once items have changed."""
 
     def __bool__(self) -> bool:
         return bool(self._lists)
@@ -44,12 +42,10 @@ class ClassedOrder(Generic[T]):
 
     def add(self, place: Place, number: int, item: T) -> None:
         """Add an item, whose number no other of its place has."""
-        self._first = None
         insort(self._lists.setdefault(place.work_class, []), (place.base, number, item))
 
     def remove(self, place: Place, number: int) -> None:
         """Remove the item that was added with this place and number."""
-        self._first = None
         items = self._lists[place.work_class]
         del items[bisect_left(items, (place.base, number))]
         if not items:
@@ -57,22 +53,29 @@ class ClassedOrder(Generic[T]):
 
     def first(self) -> T:
         """Return the first item; there must be one."""
-        epoch = self._boosts.epoch
-        if self._first is None or self._first[0] != epoch:
-            boost_of = self._boosts.of
-            heads = [
-                (items[0][0] + boost_of(work_class), *items[0][1:])
-                for work_class, items in self._lists.items()
-            ]
-            self._first = (epoch, min(heads)[2])
-        return self._first[1]
+        boost_of = self._boosts.of
+        heads = [
+            (items[0][0] + boost_of(work_class), *items[0][1:]) for work_class, items in self._lists.items()
+        ]
+        return min(heads)[2]
 
     def keyed(self) -> Iterator[Keyed[T]]:
         """Walk the items with their keys, as `__iter__` does."""
-        walks = [
-            _boosted(list(items), self._boosts.of(work_class)) for work_class, items in self._lists.items()
-        ]
-        return walks[0] if len(walks) == 1 else merge(*walks)
+        heads = []
+        for work_class, items in self._lists.items():
+            boost, walk = self._boosts.of(work_class), iter(items.copy())
+            base, number, item = next(walk)
+            heads.append((base + boost, number, item, boost, walk))
+        heapify(heads)
+        while heads:
+            key, number, item, boost, walk = heads[0]
+            yield key, number, item
+            following = next(walk, None)
+            if following is None:
+                heappop(heads)
+            else:
+                base, number, item = following
+                heapreplace(heads, (base + boost, number, item, boost, walk))
 
     def check(self) -> None:
         """Assert the invariants."""
@@ -82,8 +85,3 @@ class ClassedOrder(Generic[T]):
             assert places == sorted(set(places)), work_class
         keys = [key for key, _, _ in self.keyed()]
         assert keys == sorted(keys)
-
-
-def _boosted(items: list[Keyed[T]], boost: float) -> Iterator[Keyed[T]]:
-    for base, number, item in items:
-        yield base + boost, number, item
