@@ -1243,19 +1243,19 @@ def test_the_first_program_that_waits_follows_the_strength_of_its_tenant() -> No
     engine.arrive("b1", 60, tenant="t", work=1e9)
     engine.now = 1.0
     engine.arrive("c1", 60, tenant="t")
-    inactive = engine.admission.memory.inactive
-    assert [context.program.program_id for context in inactive.heads()] == ["b"]
+    waiting = engine.admission.memory.inactive.orders
+    assert [context.program.program_id for context in waiting.heads()] == ["b"]
     engine.machine.table.statistics.sizes_of("t").known = 2.0
     engine.now = 1000.0
     engine.finish("a1", 60)
 
     engine.machine.tick(engine.now)
 
-    assert [context.program.program_id for context in inactive.heads()] == ["c"]
+    assert [context.program.program_id for context in waiting.heads()] == ["c"]
     engine.machine.table.statistics.sizes_of("t").known = 0.0
     engine.now = 2000.0
     engine.machine.tick(engine.now)
-    assert [context.program.program_id for context in inactive.heads()] == ["b"]
+    assert [context.program.program_id for context in waiting.heads()] == ["b"]
 
 
 def test_the_key_of_a_waiting_program_follows_what_its_calls_report(engine: Engine) -> None:

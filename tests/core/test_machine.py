@@ -413,12 +413,12 @@ def test_calls_that_run_or_are_pinned_hold_memory(machine: Machine) -> None:
     machine.pin("b")
     for call_id in "ac":
         machine.unpin(call_id)
-    assert [call.call_id for call in machine.holding_of("p")] == ["a", "b"]
+    assert list(machine.holding["p"]) == ["a", "b"]
 
     machine.preempt("a", 1.0)
     machine.unpin("b")
 
-    assert list(machine.holding_of("p")) == list(machine.holding_of("unknown")) == []
+    assert not machine.holding
 
 
 def work_of_outgrowing(programs: int) -> float:

@@ -90,7 +90,7 @@ def test_only_bounded_memory_is_allotted(name: str, kv_tokens: float) -> None:
             statistics=ProgramStatistics(),
             token_cost=TokenCost(0.005),
             place_of=lambda program: Place(program.created_s),
-            holding_of=lambda _: (),
+            holding={},
         )
     )
 

@@ -8,7 +8,7 @@ seconds, never decreases, and only differences matter.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import count
 from operator import attrgetter
@@ -31,7 +31,6 @@ from autellix_backend.core.table import ProcessTable, Program
 from autellix_backend.core.tenant_shares import TenantShares
 
 _rank = attrgetter("level", "key", "seq")
-_NOTHING: Mapping[str, Call] = {}
 
 
 class Machine:
@@ -68,6 +67,8 @@ class Machine:
         self.token_cost = TokenCost(config.token_s)
         self.boost = ProgramBoost(config.boost, self.table.statistics, self.token_cost)
         self.places = ProgramPlaces(self.policy, self.boost)
+        self.holding: dict[str, dict[str, Call]] = {}
+        """The calls that hold KV memory, by program; none is empty."""
         inputs = AdmissionInputs(
             config=config,
             kv_tokens=kv_tokens,
@@ -76,7 +77,7 @@ class Machine:
             token_cost=self.token_cost,
             place_of=self.places.of,
             boosts=self.boost,
-            holding_of=self.holding_of,
+            holding=self.holding,
         )
         self.admission = make_admission(inputs) if admission is None else admission
         self.shares = TenantShares(
@@ -88,8 +89,6 @@ class Machine:
         self.quanta = QuantumWatch()
         self.starvation = StarvationWatch(self.beta)
         self._calls: dict[str, Call] = {}
-        self._holding: dict[str, dict[str, Call]] = {}
-        """The calls that hold KV memory, by program."""
 
     def __len__(self) -> int:
         return len(self._calls)
@@ -117,10 +116,6 @@ class Machine:
             return self._calls[call_id]
         except KeyError:
             raise UnknownCallError(call_id) from None
-
-    def holding_of(self, program_id: str) -> Collection[Call]:
-        """Return the calls of a program that run or are pinned; it may be unknown."""
-        return self._holding.get(program_id, _NOTHING).values()
 
     def arrive(self, arrival: Arrival, now: float) -> Call:
         """Queue a new call by its program's service (Alg. 1, lines 9-14).
@@ -440,9 +435,9 @@ class Machine:
         assert {call.call_id for call in self} == admitted
         assert all(call.is_admitted for call in self._calls.values() if call.is_running)
         self.admission.check()
-        holding = {call_id for calls in self._holding.values() for call_id in calls}
+        holding = {call_id for calls in self.holding.values() for call_id in calls}
         assert holding == {name for name, call in self._calls.items() if call.is_running or call.is_pinned}
-        assert all(self._holding.values())
+        assert all(self.holding.values())
         for call_id, call in self._calls.items():
             assert call_id in self.table[call.program_id].active_calls, call
             assert call.wait_mark_s >= 0, call
@@ -484,15 +479,15 @@ class Machine:
             self.places.mark(program.group.living)
 
     def _hold(self, call: Call) -> None:
-        self._holding.setdefault(call.program_id, {})[call.call_id] = call
+        self.holding.setdefault(call.program_id, {})[call.call_id] = call
 
     def _release(self, call: Call) -> None:
         """Forget that a call holds KV memory; it may hold none."""
-        holding = self._holding.get(call.program_id)
+        holding = self.holding.get(call.program_id)
         if holding is not None:
             holding.pop(call.call_id, None)
             if not holding:
-                del self._holding[call.program_id]
+                del self.holding[call.program_id]
 
     def _enter(self, call: Call, now: float) -> None:
         """Queue a waiting call that is admitted again."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from autellix_backend.core.admission.contexts import KvFill, count_tokens
@@ -31,8 +31,8 @@ class AdmissionInputs:
     token_cost: TokenCost
     place_of: Callable[[Program], Place]
     """Returns the place of a program by the policy; the smallest key goes first."""
-    holding_of: Callable[[str], Collection[Call]]
-    """Returns the calls of a program that hold KV memory: those that run or are pinned."""
+    holding: Mapping[str, Mapping[str, Call]]
+    """The calls that hold KV memory, by program: those that run or are pinned."""
     boosts: Boosts = NO_BOOSTS
     """The present boosts of classes of work."""
     fill: KvFill = count_tokens

@@ -9,7 +9,7 @@ given up when the contexts of active and parked programs together outgrow host m
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from itertools import chain
 
 from autellix_backend.core.admission.contexts import KvFill
@@ -18,6 +18,7 @@ from autellix_backend.core.admission.programs import (
     InactivePrograms,
     LeavingPrograms,
     ProgramContext,
+    TenantOrders,
 )
 from autellix_backend.core.arrival import Context
 from autellix_backend.core.call import Call
@@ -34,7 +35,13 @@ for the others."""
 class EngineMemory:
     """Programs that are active, parked or waiting, and those that became inactive while calls ran."""
 
-    def __init__(self, capacity_tokens: float, fill: KvFill, boosts: Boosts = NO_BOOSTS) -> None:
+    def __init__(
+        self,
+        capacity_tokens: float,
+        fill: KvFill,
+        holding: Mapping[str, Mapping[str, Call]],
+        boosts: Boosts = NO_BOOSTS,
+    ) -> None:
         self.fill = fill
         """How contexts fill it."""
         self.capacity_tokens = capacity_tokens
@@ -42,10 +49,16 @@ class EngineMemory:
         self.host_tokens = 0.0
         """The tokens that fit into host memory; 0 without any."""
         self.active = ContextSet()
+        self.active_orders = TenantOrders(boosts)
+        """The active programs, by tenant."""
         self.parked = ContextSet()
         """Inactive programs whose contexts host memory keeps, with and without calls."""
         self.inactive = InactivePrograms(boosts)
         self.leaving = LeavingPrograms()
+        self._holding = holding
+        """The calls that hold KV memory, by program."""
+        self.has_batch = False
+        """Whether a program of priority `batch` has come so far."""
         self.freed_tokens = 0
         """Tokens of programs that are active no more, and so of blocks that should be evicted first."""
         self._changed: dict[Call, bool] = {}
@@ -149,8 +162,9 @@ class EngineMemory:
 
     def measure(self, tokens_of: Callable[[str], int]) -> None:
         """Measure the calls of active programs that hold memory: running ones grow with every step."""
-        for context in self.active.contexts.values():
-            if context.measure_holding(tokens_of):
+        for program_id in self._holding:
+            context = self.active.contexts.get(program_id)
+            if context is not None and context.measure_holding(tokens_of):
                 self.resize(context)
 
     def resize(self, context: ProgramContext) -> None:
@@ -179,10 +193,12 @@ class EngineMemory:
 
     def move(self, context: ProgramContext, place: Place) -> None:
         """Give a program another place in the order of activation."""
-        if context.program.program_id not in self.inactive.contexts:
+        if context.is_active:
+            self.active_orders.move(context, place)
+        elif context.program.program_id in self.inactive.contexts:
+            self.inactive.orders.move(context, place)
+        else:
             context.place = place
-        elif place != context.place:
-            self.inactive.move(context, place)
 
     def activate(self, context: ProgramContext) -> None:
         """Activate a program that waits, and admit its calls."""
@@ -191,6 +207,7 @@ class EngineMemory:
             self._unpark(context)
         context.is_active = True
         self.active.add(context)
+        self.active_orders.add(context)
         self._note_stored(context, is_kept=True)
         self.leaving.discard(context)
         self._admit(context, is_admitted=True)
@@ -225,6 +242,7 @@ class EngineMemory:
 
     def _free(self, context: ProgramContext) -> None:
         self.active.remove(context)
+        self.active_orders.remove(context)
         context.is_active = False
         self.freed_tokens += context.own_tokens
 
@@ -249,6 +267,7 @@ class EngineMemory:
     def check(self) -> None:
         """Assert the invariants between two reviews."""
         self.active.check()
+        self.active_orders.check(self.active.contexts.values())
         self.parked.check()
         self.inactive.check()
         self.leaving.check()

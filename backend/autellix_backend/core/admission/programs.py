@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from operator import attrgetter
@@ -29,8 +29,8 @@ class ProgramContext:
     """Its place by the policy."""
     boosts: Boosts
     """The present boosts of classes of work."""
-    holding_of: Callable[[str], Collection[Call]]
-    """Returns the calls of a program that hold KV memory, whether it is active or not."""
+    holding: Mapping[str, Mapping[str, Call]]
+    """The calls that hold KV memory, by program, of active and inactive ones."""
     calls: dict[str, Call] = field(default_factory=dict)
     """Its active calls."""
     contexts: ProgramContexts
@@ -92,13 +92,13 @@ class ProgramContext:
         """Whether its calls only wait for their clients: they hold their memory, active or not."""
         return bool(self.calls) and not self.is_live
 
-    def holding(self) -> list[str]:
+    def holding_calls(self) -> Collection[str]:
         """Return the ids of its calls that hold KV memory."""
-        return [call.call_id for call in self.holding_of(self.program.program_id)]
+        return self.holding.get(self.program.program_id, ())
 
     def measure_holding(self, tokens_of: Callable[[str], int]) -> bool:
         """Set the present contexts of its calls that hold KV memory; return whether it has any."""
-        holding = self.holding()
+        holding = self.holding_calls()
         for call_id in holding:
             self.contexts.resize(call_id, tokens_of(call_id))
         return bool(holding)
@@ -183,12 +183,10 @@ class ContextSet:
         assert sum(self.tenant_tokens.values()) == own_tokens
 
 
-class InactivePrograms:
-    """The programs that wait, in order of waiting and by tenant in order of activation; all have calls."""
+class TenantOrders:
+    """Programs by tenant, those of each in order of activation."""
 
-    def __init__(self, boosts: Boosts = NO_BOOSTS) -> None:
-        self.contexts: dict[str, ProgramContext] = {}
-        """Inactive programs by id, the longest-waiting first."""
+    def __init__(self, boosts: Boosts) -> None:
         self._boosts = boosts
         self._orders: dict[str, ClassedOrder[ProgramContext]] = {}
         self._heads: dict[str, ProgramContext] = {}
@@ -196,51 +194,29 @@ class InactivePrograms:
         self._epoch = boosts.epoch
         self._boosted = boosts.tenants
         """The tenants with a boost in that epoch."""
-        self._sizes: list[int] = []
-        """Their own tokens, the least first."""
 
-    def __len__(self) -> int:
-        return len(self.contexts)
-
-    def add(self, context: ProgramContext, now: float) -> None:
-        """Add a program, which waits from now on."""
-        context.since_s = now
-        self.contexts[context.program.program_id] = context
+    def add(self, context: ProgramContext) -> None:
+        """Add a program."""
         order = self._orders.get(context.tenant)
         if order is None:
             order = self._orders[context.tenant] = ClassedOrder(self._boosts)
         order.add(context.place, context.number, context)
         self._heads.pop(context.tenant, None)
-        insort(self._sizes, context.own_tokens)
 
     def remove(self, context: ProgramContext) -> None:
         """Remove a program."""
-        del self.contexts[context.program.program_id]
         order = self._orders[context.tenant]
         order.remove(context.place, context.number)
         self._heads.pop(context.tenant, None)
         if not order:
             del self._orders[context.tenant]
-        del self._sizes[bisect_left(self._sizes, context.own_tokens)]
-
-    def resize(self, context: ProgramContext, own_tokens: int) -> None:
-        """Set the own tokens of a program that waits."""
-        del self._sizes[bisect_left(self._sizes, context.own_tokens)]
-        context.own_tokens = own_tokens
-        insort(self._sizes, own_tokens)
 
     def move(self, context: ProgramContext, place: Place) -> None:
         """Give a program another place."""
-        order = self._orders[context.tenant]
-        order.remove(context.place, context.number)
-        context.place = place
-        order.add(place, context.number, context)
-        self._heads.pop(context.tenant, None)
-
-    @property
-    def least_tokens(self) -> int:
-        """The least KV memory that a program that waits needs beside its prefix."""
-        return self._sizes[0]
+        if place != context.place:
+            self.remove(context)
+            context.place = place
+            self.add(context)
 
     def heads(self) -> Collection[ProgramContext]:
         """Return the first program of each tenant."""
@@ -254,6 +230,66 @@ class InactivePrograms:
             missing = [tenant for tenant in self._orders if tenant not in heads]
             heads.update((tenant, self._orders[tenant].first()) for tenant in missing)
         return heads.values()
+
+    def tenants(self) -> Collection[str]:
+        """Return the tenants with a program."""
+        return self._orders.keys()
+
+    def walk(self, tenant: str) -> Iterator[ProgramContext]:
+        """Walk a tenant's programs in their present order; some may be removed meanwhile."""
+        return iter(self._orders[tenant])
+
+    def worst_first(self, tenant: str) -> Iterator[ProgramContext]:
+        """Walk a tenant's programs from the last to the first, as `walk` does."""
+        return self._orders[tenant].backwards()
+
+    def check(self, contexts: Collection[ProgramContext]) -> None:
+        """Assert the invariants, and that these are the programs."""
+        for tenant, order in self._orders.items():
+            assert order, tenant
+            order.check()
+            assert {*order} == {context for context in contexts if context.tenant == tenant}
+        assert sum(map(len, self._orders.values())) == len(contexts)
+        assert self._heads.keys() <= self._orders.keys()
+        assert {*self.heads()} == {order.first() for order in self._orders.values()}
+
+
+class InactivePrograms:
+    """The programs that wait, in order of waiting and by tenant in order of activation; all have calls."""
+
+    def __init__(self, boosts: Boosts = NO_BOOSTS) -> None:
+        self.contexts: dict[str, ProgramContext] = {}
+        """Inactive programs by id, the longest-waiting first."""
+        self.orders = TenantOrders(boosts)
+        self._sizes: list[int] = []
+        """Their own tokens, the least first."""
+
+    def __len__(self) -> int:
+        return len(self.contexts)
+
+    def add(self, context: ProgramContext, now: float) -> None:
+        """Add a program, which waits from now on."""
+        context.since_s = now
+        self.contexts[context.program.program_id] = context
+        self.orders.add(context)
+        insort(self._sizes, context.own_tokens)
+
+    def remove(self, context: ProgramContext) -> None:
+        """Remove a program."""
+        del self.contexts[context.program.program_id]
+        self.orders.remove(context)
+        del self._sizes[bisect_left(self._sizes, context.own_tokens)]
+
+    def resize(self, context: ProgramContext, own_tokens: int) -> None:
+        """Set the own tokens of a program that waits."""
+        del self._sizes[bisect_left(self._sizes, context.own_tokens)]
+        context.own_tokens = own_tokens
+        insort(self._sizes, own_tokens)
+
+    @property
+    def least_tokens(self) -> int:
+        """The least KV memory that a program that waits needs beside its prefix."""
+        return self._sizes[0]
 
     def longest(self, now: float) -> dict[str, ProgramContext]:
         """Return the program of each tenant that is overdue for longest, the first of several."""
@@ -270,14 +306,6 @@ class InactivePrograms:
                 found[context.tenant] = context
         return found
 
-    def tenants(self) -> Collection[str]:
-        """Return the tenants with a program that waits."""
-        return self._orders.keys()
-
-    def walk(self, tenant: str) -> Iterator[ProgramContext]:
-        """Walk a tenant's programs in their present order; some may be removed meanwhile."""
-        return iter(self._orders[tenant])
-
     def places(self) -> dict[str, int]:
         """Return the place of each program in the order of keys, from 1."""
         ranked = sorted(self.contexts.values(), key=attrgetter("rank"))
@@ -291,14 +319,8 @@ class InactivePrograms:
             assert context.program.program_id == program_id, program_id
             assert context.calls, program_id
             assert not context.is_active, program_id
-        assert sum(map(len, self._orders.values())) == len(waiting)
         assert self._sizes == sorted(context.own_tokens for context in waiting)
-        for tenant, order in self._orders.items():
-            assert order, tenant
-            order.check()
-            assert {*order} == {context for context in waiting if context.tenant == tenant}
-        assert self._heads.keys() <= self._orders.keys()
-        assert {*self.heads()} == {order.first() for order in self._orders.values()}
+        self.orders.check(waiting)
 
 
 class LeavingPrograms:
@@ -320,7 +342,7 @@ class LeavingPrograms:
 
     def add(self, context: ProgramContext) -> None:
         """Add a program that has become inactive, if calls of it hold memory."""
-        if holding := context.holding():
+        if holding := context.holding_calls():
             tokens = context.contexts.tokens_of(holding, context.prefix_tokens)
             self._tokens[context] = tokens
             self.tokens += tokens

@@ -97,7 +97,8 @@ class MemoryReview:
             self._drop_idle(now)
             self._give_up_idle(now)
             self._put_starving_first(now)
-            self._make_way(now)
+            if memory.has_batch:
+                self._make_way(now)
             self._activate(now)
             self._take_memory(now)
             self._break_standstill(now)
@@ -114,19 +115,18 @@ class MemoryReview:
         gave: list[ProgramContext] = []
         if is_enough():
             return gave
-        by_tenant: dict[str, list[ProgramContext]] = {}
-        for context in sorted(self._memory.active.contexts.values(), key=attrgetter("rank")):
-            if not context.is_paused:
-                by_tenant.setdefault(context.tenant, []).append(context)
-        candidates = [self._to_deactivate(queue[-1]) for queue in by_tenant.values()]
+        orders = self._memory.active_orders
+        walks = {tenant: _unpaused(orders.worst_first(tenant)) for tenant in orders.tenants()}
+        heads = [next(walk, None) for walk in walks.values()]
+        candidates = [self._to_deactivate(context) for context in heads if context is not None]
         heapify(candidates)
         while candidates and -candidates[0][0] > least_share and not is_enough():
             context = heappop(candidates)[-1]
             self._memory.deactivate(context, now)
             gave.append(context)
-            by_tenant[context.tenant].pop()
-            if by_tenant[context.tenant]:
-                heappush(candidates, self._to_deactivate(by_tenant[context.tenant][-1]))
+            following = next(walks[context.tenant], None)
+            if following is not None:
+                heappush(candidates, self._to_deactivate(following))
         return gave
 
     def _to_deactivate(self, context: ProgramContext) -> _Candidate:
@@ -156,7 +156,7 @@ class MemoryReview:
             if now - context.since_s <= limit_s:
                 break
             if context.place != _FIRST and context.overdue_s(now) > limit_s:
-                self._memory.inactive.move(context, _FIRST)
+                self._memory.move(context, _FIRST)
 
     def _make_way(self, now: float) -> None:
         """Give the memory of `batch` programs, the worst first, to others of their tenant with smaller keys.
@@ -169,11 +169,11 @@ class MemoryReview:
             if context.gives_way and not context.is_paused:
                 batch.setdefault(context.tenant, []).append(context)
         for tenant, giving in batch.items():
-            if tenant not in memory.inactive.tenants():
+            if tenant not in memory.inactive.orders.tenants():
                 continue
             giving.sort(key=attrgetter("rank"))
             spare = 0
-            for context in islice(memory.inactive.walk(tenant), MAX_PASSED):
+            for context in islice(memory.inactive.orders.walk(tenant), MAX_PASSED):
                 if context.gives_way or memory.has_room(context):
                     break
                 giving = [each for each in giving if each.key > context.key]
@@ -194,7 +194,7 @@ class MemoryReview:
         if not memory.inactive or memory.is_full:
             return
         patience_s = PATIENCE * self._statistics.response_s
-        candidates = memory.by_share(memory.inactive.heads())
+        candidates = memory.by_share(memory.inactive.orders.heads())
         heapify(candidates)
         walks: dict[str, Iterator[ProgramContext]] = {}
         barred: set[str] = set()
@@ -203,7 +203,7 @@ class MemoryReview:
         while candidates and passed <= MAX_PASSED:
             context = heappop(candidates)[-1]
             if context.tenant not in walks:
-                walks[context.tenant] = memory.inactive.walk(context.tenant)
+                walks[context.tenant] = memory.inactive.orders.walk(context.tenant)
                 next(walks[context.tenant])
             following = next(walks[context.tenant], None)
             may_pass = context.is_parked or context.tenant not in barred
@@ -247,7 +247,7 @@ class MemoryReview:
                     self._next_rescue_s = now + max(fill_s, cost_s / RESCUE_SHARE)
                 if has_enough():
                     memory.make_host_room(context)
-                    memory.inactive.move(context, _FIRST)
+                    memory.move(context, _FIRST)
                     memory.activate(context)
                     break
 
@@ -270,7 +270,7 @@ class MemoryReview:
         memory = self._memory
         while memory.inactive and not memory.active.is_live:
             parked = [context for context in memory.parked.contexts.values() if context.calls]
-            oldest = min(parked or memory.inactive.heads(), key=attrgetter("number"))
+            oldest = min(parked or memory.inactive.orders.heads(), key=attrgetter("number"))
             own = [context for context in parked if context.tenant == oldest.tenant]
             first = min(own or [oldest], key=attrgetter("rank"))
             idle = [context for context in memory.active.contexts.values() if not context.calls]
@@ -296,3 +296,7 @@ class MemoryReview:
             cost_s += self._costs.restore_s(context) * min(1.0, lack / max(1, context.own_tokens))
             lack -= context.own_tokens
         return cost_s
+
+
+def _unpaused(contexts: Iterator[ProgramContext]) -> Iterator[ProgramContext]:
+    return (context for context in contexts if not context.is_paused)

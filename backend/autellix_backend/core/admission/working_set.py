@@ -45,7 +45,9 @@ class WorkingSetAdmission(Admission):
     def __init__(self, inputs: AdmissionInputs) -> None:
         """Admit programs to an empty engine."""
         config = inputs.config
-        self.memory = EngineMemory(config.kv_share * inputs.kv_tokens, inputs.fill, inputs.boosts)
+        self.memory = EngineMemory(
+            config.kv_share * inputs.kv_tokens, inputs.fill, inputs.holding, inputs.boosts
+        )
         self._kv_tokens = inputs.kv_tokens
         self._costs = ContextCosts(inputs.token_cost)
         self.idle = IdleLimits(self.memory.capacity_tokens, config.idle_s, self._costs)
@@ -59,7 +61,7 @@ class WorkingSetAdmission(Admission):
         )
         self._place_of = inputs.place_of
         self._boosts = inputs.boosts
-        self._holding_of = inputs.holding_of
+        self._holding = inputs.holding
         self._numbers = count()
         self._is_dirty = False
         """Whether a program has changed since the last review."""
@@ -122,6 +124,7 @@ class WorkingSetAdmission(Admission):
             memory.inactive.add(context, now)
         # The table may have dropped the entry of the program's last call and made another one.
         context.program, context.weight = program, call.weight
+        memory.has_batch |= context.gives_way
         memory.move(context, self._place_of(program))
         if needs.prefix is not None and needs.prefix != context.prefix:
             memory.set_prefix(context, needs)
@@ -213,7 +216,7 @@ class WorkingSetAdmission(Admission):
             number=next(self._numbers),
             place=self._place_of(program),
             boosts=self._boosts,
-            holding_of=self._holding_of,
+            holding=self._holding,
             contexts=ProgramContexts(self.memory.fill),
         )
         self.memory.inactive.add(context, now)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator
-from heapq import heapify, heappop, heapreplace
+from heapq import heapify, heappop, heapreplace, merge
 from operator import itemgetter
 from typing import Generic, TypeVar
 
@@ -77,6 +77,13 @@ class ClassedOrder(Generic[T]):
                 base, number, item = following
                 heapreplace(heads, (base + boost, number, item, boost, walk))
 
+    def backwards(self) -> Iterator[T]:
+        """Walk the items from the last to the first, as `__iter__` does."""
+        walks = [
+            _boosted(items[::-1], self._boosts.of(work_class)) for work_class, items in self._lists.items()
+        ]
+        return map(_item, merge(*walks, reverse=True))
+
     def check(self) -> None:
         """Assert the invariants."""
         for work_class, items in self._lists.items():
@@ -85,3 +92,9 @@ class ClassedOrder(Generic[T]):
             assert places == sorted(set(places)), work_class
         keys = [key for key, _, _ in self.keyed()]
         assert keys == sorted(keys)
+        assert [*self.backwards()] == [*self][::-1]
+
+
+def _boosted(items: list[Keyed[T]], boost: float) -> Iterator[Keyed[T]]:
+    for base, number, item in items:
+        yield base + boost, number, item
