@@ -866,6 +866,17 @@ def test_a_parked_program_grows_with_its_next_call() -> None:
     assert parked(engine) == "a"
 
 
+def test_a_parked_program_without_a_call_has_its_present_place() -> None:
+    engine = parking(2 * CAPACITY)
+    program = engine.machine.table["a"]
+    program.created_s -= 100.0
+    engine.admission.move("a")
+
+    context = engine.admission.memory.find("a")
+    assert context is not None
+    assert context.place == engine.machine.places.of(program)
+
+
 def test_no_idle_program_makes_room_while_nobody_waits(engine: Engine) -> None:
     engine.arrive("a1", 60)
     engine.finish("a1", 60)
