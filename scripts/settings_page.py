@@ -15,7 +15,7 @@ from pydantic import AfterValidator, TypeAdapter
 
 from autellix_backend.cli.options import OPTIONS, text_of
 from autellix_backend.settings import SECTIONS, Settings, fields_of, settings_to_mapping
-from autellix_backend.settings.types import Check
+from autellix_backend.settings.types import MAX_NUMBER, Check
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "settings.md"
 HEAD = """# Settings
@@ -66,7 +66,7 @@ def _accepts(section: str, name: str) -> str | None:
     schema |= next((part for part in schema.get("anyOf", ()) if part["type"] != "null"), {})
     if expected := _expected(fields_of(section)[name].annotation, fields_of(section)[name].metadata):
         return expected
-    if "maximum" in schema:
+    if schema.get("maximum", MAX_NUMBER) < MAX_NUMBER:
         return f"{schema['minimum']} to {schema['maximum']}"
     return f"{schema['minLength']} characters or more" if schema.get("minLength", 0) > 1 else None
 

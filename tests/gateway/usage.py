@@ -17,9 +17,10 @@ def reserved_calls(limiter: Limiter) -> int:
 
 def check_usage(limiter: Limiter) -> None:
     """Assert every invariant."""
-    running = sum(program.running for program in limiter._programs.values())
-    assert reserved_calls(limiter) == running
+    in_programs = [each for each in limiter._reservations.values() if each.program_id is not None]
+    assert len(in_programs) == sum(program.running for program in limiter._programs.values())
+    assert len(limiter._reservations) == reserved_calls(limiter)
     for usage in limiter._tenants.values():
         assert usage.calls >= 0
         assert usage.call_bytes >= 0
-        assert usage.calls or not usage.call_bytes
+        assert usage.calls or not (usage.call_bytes or usage.reserved_tokens)

@@ -119,7 +119,7 @@ def test_text_is_converted_to_the_fields_type() -> None:
             "port (from AUTELLIX_GATEWAY_PORT): is 'x'; expected a valid integer",
         ),
         ("AUTELLIX_GATEWAY_HOST", "", "gateway.host (from AUTELLIX_GATEWAY_HOST): is empty"),
-        ("AUTELLIX_GATEWAY_PROGRAM_IDLE_S", "nan", "is 'nan'; expected greater than 0"),
+        ("AUTELLIX_GATEWAY_PROGRAM_IDLE_S", "nan", "is 'nan'; expected a finite number"),
         ("AUTELLIX_ENGINE_URLS", "http://a host:80", "is 'host:80'; expected an http:// or https:// address"),
         ("AUTELLIX_ENGINE_EXTRA_ARGS", "'", "expected a list of words"),
         ("AUTELLIX_SCHEDULER_BOUNDS", "a", "is 'a'; expected a valid number"),

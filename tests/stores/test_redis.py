@@ -108,6 +108,27 @@ async def test_a_server_that_removes_keys_when_it_is_full_is_named_in_the_log(
     assert all(f"maxmemory-policy {policy}" in line for line in told)
 
 
+async def test_what_tenants_use_of_a_day_is_added_up_over_gateways_and_restarts(
+    shared: Table, redis_server: RedisServer
+) -> None:
+    one, other = await shared.open(), await shared.open()
+    assert await one.spend(20_000, {"a": 15, "b": 0, "": 10**15}) == {"a": 15, "b": 0, "": 10**15}
+    assert await other.spend(20_000, {"a": 4}) == {"a": 19}
+    await other.close()
+    later = await shared.open()
+    assert await later.spend(20_000, {"b": 2, "a": 0}) == {"b": 2, "a": 19}
+    assert await later.spend(20_001, {"a": 0}) == {"a": 0}
+    async with Redis.from_url(redis_server.url) as client:
+        assert all([0 < await client.ttl(key) <= 2 * 86400 async for key in client.scan_iter("*:u:*")])
+
+
+async def test_a_call_learns_the_tokens_of_its_program(shared: Table) -> None:
+    one, other = await shared.open(), await shared.open()
+    await one.begin(start("a"), 0.0)
+    await one.settle(end("a", 3.0, prompt_tokens=20, output_tokens=5), 1.0)
+    assert (await other.begin(start("b"), 2.0)).tokens == 25
+
+
 async def test_stale_entries_are_reported_by_one_gateway_only(shared: Table) -> None:
     stores = [await shared.open() for _ in range(4)]
     count = MAX_REAPED + 20

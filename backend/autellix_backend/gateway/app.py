@@ -126,6 +126,7 @@ async def _lifespan(components: Components, _app: FastAPI) -> AsyncIterator[None
             stack.push_async_callback(asyncio.to_thread, components.call_log.close, CLOSE_TIMEOUT_S)
         await components.store.open()
         stack.push_async_callback(components.store.close)
+        await components.share_budgets(components.tenants.with_day_budgets)
         for end in await components.store.recent_ends():
             components.classes.on_program_ended(end)
         components.pool.open()
@@ -159,6 +160,7 @@ def _engine_routes(components: Components) -> list[AsgiRoute]:
         components.tenants,
         components.intake,
         components.store,
+        components.limiter,
         clock=components.clock,
         max_body_bytes=max_body_bytes,
     )
@@ -175,6 +177,7 @@ async def _reap(components: Components) -> None:
             components.sessions.expire(components.clock())
             components.look_for_stragglers()
             reaped = await components.store.reap(components.clock())
+            await components.share_budgets()
         except Exception:
             # A task's boundary: one failed round must not end the reaping.
             logger.exception("the reaper failed")

@@ -41,6 +41,7 @@ from autellix_wire.headers import PROGRAM_ID, SESSION_PROOF, SESSION_TOKEN
 from autellix_wire.paths import SESSIONS_PATH
 
 ANTHROPIC_PATH = "/v1/messages"
+RESPONSES_PATH = "/v1/responses"
 RETRY_AFTER_S = 1
 """When a client may retry a call that no engine could take."""
 CLIENT_PATIENCE_S = 60.0
@@ -67,12 +68,16 @@ class ErrorShape(enum.Enum):
     """`{"error": {"message", "type", "param", "code"}}`"""
     ANTHROPIC = "anthropic"
     """`{"type": "error", "error": {"type", "message"}}`"""
+    RESPONSE = "response"
+    """OpenAI's, and within a stream the event `response.failed`."""
 
 
 def error_shape(path: str) -> ErrorShape:
     """Return the form in which clients of a path expect errors."""
-    is_anthropic = path == ANTHROPIC_PATH or path.startswith(ANTHROPIC_PATH + "/")
-    return ErrorShape.ANTHROPIC if is_anthropic else ErrorShape.OPENAI
+    for prefix, shape in (ANTHROPIC_PATH, ErrorShape.ANTHROPIC), (RESPONSES_PATH, ErrorShape.RESPONSE):
+        if path == prefix or path.startswith(prefix + "/"):
+            return shape
+    return ErrorShape.OPENAI
 
 
 class GatewayError(Exception):

@@ -160,6 +160,11 @@ class Components:
         for straggler in self.groups.take_stragglers(self.clock()):
             self.feed.on_straggler(straggler)
 
+    async def share_budgets(self, tenants: Iterable[str] = ()) -> None:
+        """Share what was used of today's budgets with other gateways, and with this one after a restart."""
+        if self.limiter is not None:
+            await self.limiter.share(self.store.spend, self.clock(), tenants)
+
     def _make_limiter(self) -> Limiter | None:
         if not self.tenants.has_keys and self.settings.limits == TenantLimits():
             return None

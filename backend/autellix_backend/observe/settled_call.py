@@ -81,6 +81,8 @@ class SettledCall(msgspec.Struct, frozen=True, kw_only=True):
     """The tokens that its answer states, if they were read."""
     streamed_events: int = 0
     """The events of its streamed answer that went out: about as many as tokens."""
+    price_tokens: int = 0
+    """What it costs: reported, else as its answer states, else estimated."""
     is_final: bool = False
     """Whether its client marked it as the last of its program."""
     asked_tools: tuple[str, ...] = ()

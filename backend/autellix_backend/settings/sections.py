@@ -29,7 +29,6 @@ from autellix_backend.settings.types import (
     ApiKey,
     Arguments,
     Bounds,
-    FiniteFloat,
     Folder,
     Host,
     HostGib,
@@ -44,6 +43,7 @@ from autellix_backend.settings.types import (
     Port,
     PositiveFloat,
     PositiveInt,
+    PositiveOrInfinite,
     RayAddress,
     Secret,
     StoreUrl,
@@ -176,12 +176,12 @@ class SchedulerSettings:
     """[scheduling](../scheduling.md) policy: how a program's past orders its next call"""
     bounds: Bounds = _DEFAULTS.bounds
     """upper bounds of attained service of all levels but the last, s; positive and rising"""
-    beta: PositiveFloat = _DEFAULTS.beta
+    beta: PositiveOrInfinite = _DEFAULTS.beta
     """starvation threshold: a call is promoted once wait/service reaches it; `inf` turns it off"""
     admission: Annotated[str, one_of(ADMISSION_KINDS)] = _DEFAULTS.admission
     """which [programs may run](../scheduling.md): those whose contexts fit into KV memory together
     (`working_set`), or all (`none`); `auto` is the former with policy `boost`"""
-    idle_s: FiniteFloat = _DEFAULTS.idle_s
+    idle_s: PositiveFloat = _DEFAULTS.idle_s
     """how long an active program without a call keeps its share of KV memory at most, s"""
     boost: NonNegativeFloat = _DEFAULTS.boost
     """strength of policy `boost`, as a share of the mean response time of programs: higher favours short

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import shlex
 from collections.abc import Callable, Sequence
@@ -21,6 +20,8 @@ ANY_CLUSTER = "auto"
 AUTO_GIB = "auto"
 MEMORY_URL = "memory://"
 REDIS_SCHEMES = ("redis", "rediss", "unix", "redis+sentinel")
+MIN_NUMBER, MAX_NUMBER = 1e-6, 1e15
+"""The bounds of numbers. What is computed of them stays finite, and times in messages readable."""
 
 
 ONE_OF = "one of "
@@ -74,9 +75,9 @@ def _numbers(value: object) -> object:
 
 
 def _is_size(value: str | float) -> bool:
-    """Whether a value, or the text of one, is a finite number of zero or more."""
+    """Whether a value, or the text of one, is a number from zero to the largest allowed."""
     try:
-        return 0.0 <= float(value) < math.inf
+        return 0.0 <= float(value) <= MAX_NUMBER
     except ValueError:
         return False
 
@@ -89,13 +90,13 @@ def shown_as(shown: Callable[[str], str]) -> PlainSerializer:
 NUMBER = BeforeValidator(_no_boolean)
 WORDS = BeforeValidator(_words)
 
-PositiveInt = Annotated[int, Field(gt=0), NUMBER]
-PositiveFloat = Annotated[float, Field(gt=0), NUMBER]
-FiniteFloat = Annotated[float, Field(gt=0, allow_inf_nan=False), NUMBER]
-NonNegativeInt = Annotated[int, Field(ge=0), NUMBER]
-NonNegativeFloat = Annotated[float, Field(ge=0), NUMBER]
+PositiveInt = Annotated[int, Field(ge=1, le=int(MAX_NUMBER)), NUMBER]
+PositiveFloat = Annotated[float, Field(ge=MIN_NUMBER, le=MAX_NUMBER, allow_inf_nan=False), NUMBER]
+PositiveOrInfinite = Annotated[float, Field(ge=MIN_NUMBER), NUMBER]
+NonNegativeInt = Annotated[int, Field(ge=0, le=int(MAX_NUMBER)), NUMBER]
+NonNegativeFloat = Annotated[float, Field(ge=0, le=MAX_NUMBER, allow_inf_nan=False), NUMBER]
 Port = Annotated[int, Field(ge=0, le=MAX_PORT), NUMBER]
-Bounds = Annotated[tuple[float, ...], BeforeValidator(_numbers)]
+Bounds = Annotated[tuple[PositiveFloat, ...], BeforeValidator(_numbers)]
 Folder = Annotated[Path, AfterValidator(Path.expanduser)]
 Host = Annotated[str, Field(min_length=1)]
 HttpUrl = Annotated[str, check("an http:// or https:// address", is_http_url), shown_as(without_password)]

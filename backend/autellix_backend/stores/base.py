@@ -6,7 +6,7 @@ translates it. Most methods are coroutines, because a store may live on another 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -80,6 +80,8 @@ class Inherited(msgspec.Struct, frozen=True, kw_only=True):
     finished_calls: int = 0
     work: float = 0.0
     """The work of the program's finished calls (see `core.boost`)."""
+    tokens: int = 0
+    """Their prompt and output tokens, where gateways share the store."""
     age_s: float = 0.0
     """Time since the first call of the program arrived."""
     has_emptied: bool = False
@@ -364,6 +366,13 @@ class ProgramStore(Protocol):
 
     async def counts(self) -> Counts:
         """Return how much the store holds."""
+
+    async def spend(self, day: int, tokens: Mapping[str, int]) -> dict[str, int]:
+        """Add to the tokens that tenants have used on a day (since 1970, UTC), and return their totals.
+
+        The totals are those of all gateways that share the store; empty where nothing is shared.
+        """
+        ...
 
     async def recent_ends(self) -> list[ProgramEnd]:
         """Return the programs that ended before this gateway started, as far as the store remembers them."""

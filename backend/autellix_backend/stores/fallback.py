@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
 
 from autellix_backend.core.errors import UnknownCallError
@@ -194,6 +194,10 @@ class FallbackStore(EndFeed):
     async def counts(self) -> Counts:
         """Count programs, sessions and running calls."""
         return await self._ask(lambda store: store.counts())
+
+    async def spend(self, day: int, tokens: Mapping[str, int]) -> dict[str, int]:
+        """Add to the tokens that tenants have used on a day; do nothing while the table cannot be used."""
+        return await self._ask(lambda store: store.spend(day, tokens))
 
     async def recent_ends(self) -> list[ProgramEnd]:
         """Return the latest ends of the shared table, none if it cannot be used."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -327,6 +327,10 @@ class MemoryStore(EndFeed):
         return Counts(
             programs=len(self._table), sessions=len(self._heartbeats), active_calls=self._active_calls
         )
+
+    async def spend(self, day: int, tokens: Mapping[str, int]) -> dict[str, int]:  # noqa: ARG002
+        """Return nothing: no other gateway knows this store."""
+        return {}
 
     async def recent_ends(self) -> list[ProgramEnd]:
         """Return nothing: no program ended before this store was made."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import math
 import secrets
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
 import msgspec
 
@@ -182,14 +182,16 @@ class RedisStore:
         parent_ends_s: list[float] | None = None
         if call.parents is not None and self._policy.reads_parents and all(ends):
             parent_ends_s = [float(end) for end in ends]
-        tokens = (known.prompt_tokens, known.cached_tokens, known.output_tokens)
+        counts = (known.prompt_tokens, known.cached_tokens, known.output_tokens)
+        prompt_tokens, cached_tokens, output_tokens = (int(count or 0) for count in counts)
         return Inherited(
             service_s=self._policy.inherit(service_s, parent_ends_s),
             program_service_s=service_s,
             wait_s=float(known.wait_s or 0),
             expected_s=self._expect(known) if self._policy.sizes_programs else None,
             finished_calls=int(known.finished_calls or 0),
-            work=program_work(*(int(count or 0) for count in tokens)),
+            work=program_work(prompt_tokens, cached_tokens, output_tokens),
+            tokens=prompt_tokens + output_tokens,
             age_s=max(0.0, now_s - float(known.created_s or now_s)),
             has_emptied=has_emptied,
         )
@@ -333,6 +335,12 @@ class RedisStore:
         """Count programs, sessions and running calls."""
         programs, sessions, active_calls = await self._scripts.run("counts", self._gateway)
         return Counts(programs=programs, sessions=sessions, active_calls=active_calls)
+
+    async def spend(self, day: int, tokens: Mapping[str, int]) -> dict[str, int]:
+        """Add to the tokens that tenants have used on a day, and return their totals."""
+        added = msgspec.json.encode(list(tokens.items()))
+        totals = await self._scripts.run("spend", self._gateway, day, added)
+        return dict(zip(tokens, totals, strict=True))
 
     async def recent_ends(self) -> list[ProgramEnd]:
         """Return the latest programs that ended before this gateway joined, oldest first."""

@@ -13,6 +13,7 @@ import pytest
 from tests.stores.tables import all_programs
 
 from autellix_backend.gateway.calls.dialects import DIALECTS, Dialect
+from autellix_backend.gateway.calls.sse import read_event
 from autellix_backend.gateway.errors import ErrorShape
 from autellix_lab.fakes.engine import FakeBehaviour, Fault
 
@@ -30,6 +31,12 @@ TOKENS = "token0 token1 token2 token3 "
 ERRORS: dict[ErrorShape, dict[str, Any]] = {
     ErrorShape.OPENAI: {"error": {"message": str, "type": str, "param": object, "code": str}},
     ErrorShape.ANTHROPIC: {"type": str, "error": {"type": str, "message": str}},
+}
+ERRORS[ErrorShape.RESPONSE] = ERRORS[ErrorShape.OPENAI]
+EVENT_NAMES = {
+    ErrorShape.OPENAI: b"",
+    ErrorShape.ANTHROPIC: b"event: error\n",
+    ErrorShape.RESPONSE: b"event: response.failed\n",
 }
 
 
@@ -76,7 +83,7 @@ async def test_a_stream_is_the_engines_with_a_comment_before_its_last_event(serv
         through = (await post(rig, rig.url, row, stream=True))[1].replace(b"fake-1", b"fake-0")
         *_, comment, last, _ = through.split(b"\n\n")
         assert json.loads(comment.removeprefix(b": autellix "))["estimated"] is False
-        assert last.startswith(row.stream_ends)
+        assert read_event(last, is_typed=True).kind in row.stream_ends
         through = through.replace(comment + b"\n\n", b"")
         assert RESPONSE_ID.sub(b"resp_", through) == RESPONSE_ID.sub(b"resp_", direct)
 
@@ -98,10 +105,15 @@ async def test_a_stream_that_breaks_off_ends_with_an_error_event(serve: Any, row
     async with serve(FakeBehaviour(fault=Fault.RESET_MID_STREAM)) as rig:
         events = (await post(rig, rig.url, row, stream=True))[1].split(b"\n\n")
         (error,) = [event for event in events if b'"error"' in event]
-        assert not any(event.startswith(row.stream_ends) for event in events)
         name, _, data = error.rpartition(b"data: ")
-        assert name == (b"event: error\n" if row.errors is ErrorShape.ANTHROPIC else b"")
-        assert_shape(json.loads(data), row.errors)
+        assert name == EVENT_NAMES[row.errors]
+        found = json.loads(data)
+        if row.errors is ErrorShape.RESPONSE:
+            assert (found.pop("type"), found.pop("response")["status"]) == ("response.failed", "failed")
+        assert_shape(found, row.errors)
+        assert [read_event(event, is_typed=True).kind in row.stream_ends for event in events].count(True) == (
+            row.errors is ErrorShape.RESPONSE
+        )
 
 
 @named([row for row in DIALECTS if row.makes_call])

@@ -14,7 +14,8 @@ from autellix_backend.gateway.engines import upstream
 from autellix_backend.gateway.tenancy.limiter import charge_of
 from autellix_backend.observe.settled_call import SettledCall
 
-CHAT, MESSAGES = "/v1/chat/completions", "/v1/messages"
+CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
+STOP = b'data: {"choices": [{"index": 0, "finish_reason": "stop"}]}\n\n'
 DONE = b"data: [DONE]\n\n"
 USAGE = b'data: {"usage": {"prompt_tokens": 30, "completion_tokens": 2}}\n\n'
 ERROR = b'data: {"error": {"message": "no memory"}}\n\n'
@@ -66,20 +67,31 @@ async def test_what_ran_of_a_stream_that_breaks_off_is_charged(
     assert b'"engine_unavailable"' in content
     assert call.outcome == "unavailable"
     assert call.receipt.service_s >= service_s
-    assert charge_of(call) == (tokens, False)
+    # Without usage the prompt is estimated.
+    assert charge_of(call) == (tokens if before else tokens + call.body_bytes // 4, False)
 
 
-async def test_a_stream_without_usage_costs_its_events(serve: Any) -> None:
+async def test_a_stream_without_usage_costs_its_events_and_its_prompt(serve: Any) -> None:
     _, _, call = await ask(serve, [chunk(EVENT) * 5, chunk(DONE), END], stays=True)
-    assert (call.outcome, charge_of(call)) == ("ok", (5, False))
+    assert (call.outcome, charge_of(call)) == ("ok", (5 + call.body_bytes // 4, False))
 
 
-@pytest.mark.parametrize("path", [CHAT, MESSAGES])
+@pytest.mark.parametrize("path", [CHAT, MESSAGES, RESPONSES])
 async def test_a_stream_that_ends_without_its_last_event_is_no_success(serve: Any, path: str) -> None:
-    _, content, call = await ask(serve, [chunk(EVENT), END], stays=True, path=path)
+    _, content, call = await ask(serve, [chunk(EVENT), chunk(b'data: {"cut'), END], stays=True, path=path)
     assert call.outcome == "truncated"
     assert b"ended its stream without the last event" in content
+    assert b"cut" not in content
     assert (b"event: error\n" in content) is (path == MESSAGES)
+    assert (b"event: response.failed\n" in content) is (path == RESPONSES)
+
+
+@pytest.mark.parametrize("last", [b"", b"\n", b"\n\n"], ids=["cut", "a line", "an event"])
+async def test_a_stream_whose_choices_end_needs_no_last_event(serve: Any, last: bytes) -> None:
+    whole = chunk(STOP), chunk(USAGE.strip() + last), END
+    _, content, call = await ask(serve, [chunk(EVENT), *whole], stays=True)
+    assert (call.outcome, charge_of(call)) == ("ok", (32, False))
+    assert content == EVENT + STOP + USAGE.strip() + (last if last == b"\n\n" else last + b"\n\n")
 
 
 async def test_an_error_event_of_an_engine_is_relayed_and_no_success(serve: Any) -> None:

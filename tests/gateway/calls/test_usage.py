@@ -26,25 +26,31 @@ def test_usage_is_read_with_its_cached_tokens() -> None:
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"[]", b'{"usage":null}', b"{}", b'{"usage":{"prompt_tokens":"7"}}', b"[" * 100_000]
+    "content", [b"", b"[]", b'{"usage":null}', b"{}", b'{"usage":{"prompt_tokens":"x"}}', b"[" * 100_000]
 )
 def test_an_answer_without_usage_has_none(content: bytes) -> None:
     assert read_usage(content) is None
 
 
+@pytest.mark.parametrize("count", ["7", "7.0", '"7"'])
+def test_a_count_may_be_a_float_or_a_text(count: str) -> None:
+    content = f'{{"usage":{{"prompt_tokens":{count},"completion_tokens":null}}}}'
+    assert read_usage(content.encode()) == read_usage(b"\x00", metadata=content) == Usage(7)
+
+
 def test_the_last_usage_of_a_stream_counts() -> None:
     tail = StreamTail()
-    early = b'data: {"usage":{"prompt_tokens":7,"completion_tokens":1}}\n\n'
-    long = b"data: " + b"x" * MAX_EVENT_BYTES + b"\n\n"
-    for lines in (early, long + early, b"data:" + USAGE + b"\r\n\r\n", b"data: {}\n\n", long * TAIL_EVENTS):
-        tail.feed(lines)
+    early = b'{"usage":{"prompt_tokens":7,"completion_tokens":1}}'
+    long = b"x" * (MAX_EVENT_BYTES + 1)
+    for data in (early, long, early, USAGE, b"{}", *[long] * TAIL_EVENTS):
+        tail.feed(data)
     found = tail.usage()
     assert found is not None and found.output_tokens == 3
 
 
 def test_a_stream_without_usage_has_none() -> None:
     tail = StreamTail()
-    tail.feed(b'data: {"choices":[]}\n\n')
+    tail.feed(b'{"choices":[]}')
     assert tail.usage() is None
 
 
@@ -61,7 +67,7 @@ def test_every_dialects_counts_mean_the_same(content: bytes) -> None:
 
 
 def test_the_usage_may_be_in_the_last_event() -> None:
-    last = b'event: response.completed\ndata: {"response":' + USAGE + b"}\n\n"
+    last = b'{"response":' + USAGE + b"}"
     assert StreamTail().usage(last) == Usage(prompt_tokens=7, output_tokens=3)
 
 
@@ -85,22 +91,23 @@ def test_an_answer_says_why_it_ended(content: bytes, reasons: tuple[str, ...]) -
 
 def test_a_stream_says_why_it_ended_before_its_usage() -> None:
     tail = StreamTail()
-    tail.feed(b'data: {"choices":[{"finish_reason":"length"}]}\n\ndata: {"choices":[{"delta":{}}]}\n\n')
-    tail.feed(b'data: {"choices":[{"finish_reason":"stop"}]}\n\ndata: ' + USAGE + b"\n\n")
-    usage = tail.usage(b"data: [DONE]\n\n")
+    for delta in (b'{"finish_reason":"length"}', b'{"delta":{}}', b'{"finish_reason":"stop"}'):
+        tail.feed(b'{"choices":[' + delta + b"]}")
+    tail.feed(USAGE)
+    usage = tail.usage(b"[DONE]")
     assert usage is not None and usage.finish_reasons == ("length", "stop")
 
 
 def message_start(**counts: int) -> bytes:
-    return b"event: message_start\ndata: " + msgspec.json.encode({"message": {"usage": counts}}) + b"\n\n"
+    return msgspec.json.encode({"message": {"usage": counts}})
 
 
 def test_a_message_states_its_prompt_in_its_first_event() -> None:
     tail = StreamTail()
     tail.feed(message_start(input_tokens=20_000, cache_read_input_tokens=5, output_tokens=1))
     for _ in range(50):
-        tail.feed(b'data: {"delta": {"text": "' + b"a" * 1000 + b'"}}\n\n')
+        tail.feed(b'{"delta": {"text": "' + b"a" * 1000 + b'"}}')
     # It broke off here: its last usage has not come.
     assert tail.usage(streamed_events=51) == Usage(20_005, 51, 5)
-    tail.feed(b'data: {"delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 20}}\n\n')
+    tail.feed(b'{"delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 20}}')
     assert tail.usage() == Usage(20_005, 20, 5, ("end_turn",))

@@ -41,7 +41,7 @@ def test_every_engine_endpoint_is_documented_correctly() -> None:
     ends = [end for *_, end in rows("The engine's endpoints")]
     assert [
         row.stream_ends[0].decode() in end for row, end in zip(DIALECTS, ends, strict=True) if row.stream_ends
-    ] == ([True] * 4)
+    ] == [True] * 4
 
 
 def test_errors_have_anthropics_form_under_v1_messages_alone() -> None:

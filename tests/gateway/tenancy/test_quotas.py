@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections import Counter, defaultdict
+from collections.abc import Mapping
 from typing import Any
 
 import openai
@@ -14,10 +16,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from tests.gateway.usage import check_usage, counted_programs
 
 from autellix_backend.core.policies import make_policy
-from autellix_backend.gateway.errors import LimitError
-from autellix_backend.gateway.tenancy.limiter import Limiter
+from autellix_backend.gateway.errors import EngineUnavailableError, LimitError
+from autellix_backend.gateway.tenancy.limiter import Demand, Limiter
 from autellix_backend.gateway.tenancy.quotas import (
     DAY_S,
+    FIRST_OUTPUT_TOKENS,
+    ProgramUsage,
     TenantUsage,
     capacity,
     duration_text,
@@ -45,7 +49,7 @@ def make_limiter(refusals: list[tuple[str, str]] | None = None) -> Limiter:
 def admit(limiter: Limiter, tenant: Tenant, program: str = "p", now: float = 0.0, size: int = 1) -> str:
     """Admit a call; return its key."""
     call_key = f"call-{next(KEYS)}"
-    limiter.admit(tenant, call_key, program, size, now)
+    limiter.admit(tenant, call_key, program, Demand(size, most_output_tokens=1), now)
     return call_key
 
 
@@ -112,7 +116,8 @@ def test_each_limit_refuses_at_its_bound_and_not_below(
     code: str,
     retry_after_s: float | None,
 ) -> None:
-    error = refusal(TenantLimits(**limit), TenantUsage(**tenant), program_tokens, 10)
+    program = ProgramUsage(tokens=program_tokens)
+    error = refusal(TenantLimits(**limit), TenantUsage(**tenant), program, 10)
     assert error is not None
     assert (error.code, error.param) == (code, f"limits.{next(iter(limit))}")
     retry_after = None if retry_after_s is None else str(int(retry_after_s))
@@ -120,8 +125,8 @@ def test_each_limit_refuses_at_its_bound_and_not_below(
     should_retry = retry_after_s is not None and retry_after_s <= 60
     assert error.headers["x-should-retry"] == str(should_retry).lower()
     looser = {name: value + 1 for name, value in limit.items()}
-    assert refusal(TenantLimits(**looser), TenantUsage(**tenant), program_tokens, 10) is None
-    assert refusal(TenantLimits(), TenantUsage(**tenant), program_tokens, 10) is None
+    assert refusal(TenantLimits(**looser), TenantUsage(**tenant), program, 10) is None
+    assert refusal(TenantLimits(), TenantUsage(**tenant), program, 10) is None
 
 
 def test_a_refund_never_overfills_the_bucket() -> None:
@@ -143,6 +148,108 @@ def test_a_daily_budget_resets_at_midnight() -> None:
         admit(limiter, tenant, now=evening_s)
     assert caught.value.headers["retry-after"] == "30"
     assert admit(limiter, tenant, now=DAY_S)
+
+
+@pytest.mark.parametrize("budget", ["day_tokens", "program_tokens"])
+def test_calls_in_flight_reserve_their_share_of_a_budget(budget: str) -> None:
+    limiter, tenant = make_limiter(), Tenant(limits=TenantLimits(**{budget: 100}))
+    keys = []
+    with pytest.raises(LimitError) as caught:
+        for number in range(200):
+            limiter.admit(tenant, f"{number}", "p", Demand(1, 5, 7), 0.0)
+            keys.append(f"{number}")
+    # The last one that is admitted may exceed it.
+    assert len(keys) == 9
+    assert (caught.value.param, caught.value.headers["x-should-retry"]) == (f"limits.{budget}", "true")
+    for key in keys:
+        charge(limiter, key, tokens=11)
+    # What they did not use is free again, and nothing stays reserved.
+    limiter.admit(tenant, "next", "p", Demand(1, 5, 7), 0.0)
+    charge(limiter, "next", tokens=1)
+    with pytest.raises(LimitError) as caught:
+        admit(limiter, tenant)
+    assert caught.value.headers["x-should-retry"] == "false"
+
+
+def test_the_output_of_a_call_without_a_bound_is_estimated_by_the_last_ones() -> None:
+    limiter, tenant = make_limiter(), Tenant(limits=TenantLimits(day_tokens=10_000))
+
+    def admitted() -> int:
+        keys: list[str] = []
+        try:
+            while True:
+                limiter.admit(tenant, f"{len(keys)}", f"p{len(keys)}", Demand(1), 0.0)
+                keys.append(f"{len(keys)}")
+        except LimitError:
+            for key in keys:
+                limiter.release(key, 0.0)
+        return len(keys)
+
+    assert admitted() == -(-10_000 // FIRST_OUTPUT_TOKENS)
+    for _ in range(3):
+        charge(limiter, admit(limiter, tenant), tokens=1000)
+    assert admitted() == 7
+
+
+def test_a_pass_through_counts_as_a_request_and_costs_no_tokens() -> None:
+    limits = TenantLimits(requests_per_minute=1, day_tokens=1, program_tokens=1, max_calls=1)
+    limiter, tenant = make_limiter(), Tenant(limits=limits)
+    charge(limiter, admit(limiter, tenant), 0.0, tokens=9)
+    now = 60.0
+    with limiter.counting(tenant, lambda: now) as headers:
+        assert headers["x-ratelimit-remaining-requests"] == "0"
+        with pytest.raises(LimitError, match="max_calls"), limiter.counting(tenant, lambda: now):
+            pass
+    with pytest.raises(LimitError, match="requests_per_minute"), limiter.counting(tenant, lambda: now):
+        pass
+    now = 120.0
+    with pytest.raises(EngineUnavailableError), limiter.counting(tenant, lambda: now):
+        raise EngineUnavailableError("gone")
+    # It is refunded.
+    with limiter.counting(tenant, lambda: now):
+        check_usage(limiter)
+
+
+async def test_gateways_share_what_is_used_of_a_day() -> None:
+    totals: dict[int, Counter[str]] = defaultdict(Counter)
+
+    async def spend(day: int, tokens: Mapping[str, int]) -> dict[str, int]:
+        totals[day].update(tokens)
+        return {name: totals[day][name] for name in tokens}
+
+    async def no_store(_day: int, _tokens: Mapping[str, int]) -> dict[str, int]:
+        return {}
+
+    tenant = Tenant(name="t", limits=TenantLimits(day_tokens=20))
+    one, other = make_limiter(), make_limiter()
+    charge(one, admit(one, tenant), tokens=15)
+    await one.share(no_store, 0.0)
+    await one.share(spend, 0.0)
+    await one.share(spend, 0.0)
+    assert totals == {0: {"t": 15}}
+    charge(other, admit(other, tenant), tokens=4)
+    await other.share(spend, 0.0)
+    charge(other, admit(other, tenant), tokens=4)
+    with pytest.raises(LimitError):
+        admit(other, tenant)
+    # One that has restarted knows it before the first call.
+    restarted = make_limiter()
+    await restarted.share(spend, 0.0, {"t"})
+    charge(restarted, admit(restarted, tenant), tokens=0)
+    await other.share(spend, 0.0)
+    await restarted.share(spend, 0.0)
+    with pytest.raises(LimitError):
+        admit(restarted, tenant)
+    assert admit(restarted, tenant, now=DAY_S)
+
+
+def test_a_restarted_gateway_learns_what_a_program_has_used() -> None:
+    limiter, tenant = make_limiter(), Tenant(limits=TenantLimits(program_tokens=20))
+    call_key = admit(limiter, tenant)
+    limiter.on_begun("p", 25)
+    charge(limiter, call_key)
+    with pytest.raises(LimitError):
+        admit(limiter, tenant)
 
 
 def test_a_duration_has_openais_format() -> None:

@@ -146,6 +146,14 @@ def bounded(body: CallBody, limits: TenantLimits, dialect: Dialect) -> CallBody:
     return replace(body, fields={**body.fields, dialect.output_fields[0]: bound})
 
 
+def most_output_tokens(body: CallBody, dialect: Dialect) -> int | None:
+    """Return the bound of each answer's output that a body states; None without one."""
+    if not dialect.output_fields:
+        return 0
+    stated = [whole_number(body.fields.get(name)) for name in dialect.output_fields]
+    return next((most for most in stated if most is not None and most > 0), None)
+
+
 def _xargs(fields: Mapping[str, msgspec.Raw]) -> dict[str, msgspec.Raw]:
     raw = fields.get(XARGS)
     if raw is None:
@@ -165,12 +173,13 @@ def _beam_requests(fields: Mapping[str, msgspec.Raw], dialect: Dialect, choices:
 
 
 def _prompt_count(fields: Mapping[str, msgspec.Raw], dialect: Dialect) -> int:
-    name = dialect.prompts_field
-    if name is None or (raw := fields.get(name)) is None:
-        return 1
-    # A list of numbers is one tokenised prompt; a list of texts or of lists is one prompt each.
-    begin = first_item_byte(raw)
-    return _item_count(name, raw, begin) if begin in (b'"', b"[") else 1
+    count = 0
+    for name in dialect.prompts_fields:
+        if (raw := fields.get(name)) is not None and bytes(memoryview(raw)[:5]) != b"null":
+            # A list of numbers is one tokenised prompt; a list of texts or of lists is one prompt each.
+            begin = first_item_byte(raw)
+            count += _item_count(name, raw, begin) if begin in (b'"', b"[") else 1
+    return max(1, count)
 
 
 def _item_count(name: str, raw: msgspec.Raw, begin: bytes) -> int:

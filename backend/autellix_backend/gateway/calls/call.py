@@ -10,13 +10,14 @@ from msgspec.structs import replace
 
 from autellix_backend.core.arrival import Arrival, Context
 from autellix_backend.core.config import SchedulerConfig
-from autellix_backend.gateway.calls.body import CallBody
+from autellix_backend.gateway.calls.body import CallBody, most_output_tokens
 from autellix_backend.gateway.calls.dialects import Dialect
 from autellix_backend.gateway.engines.handle import EngineHandle
 from autellix_backend.gateway.engines.queue import QueuedCall
 from autellix_backend.gateway.identity.aliases import FOREIGN_TOKEN
 from autellix_backend.gateway.identity.answer_ids import MAX_IDS, MAX_TOOLS, read_answer_ids
 from autellix_backend.gateway.identity.identity import Identity
+from autellix_backend.gateway.tenancy.limiter import Demand
 from autellix_backend.gateway.tenancy.tenants import Tenant
 from autellix_backend.observe.settled_call import Outcome, SettledCall
 from autellix_backend.reports.receipt import Receipt
@@ -24,6 +25,10 @@ from autellix_backend.reports.report import EngineReport
 from autellix_backend.stores.base import AnswerSource, CallEnd, CallStart, Inherited, call_key
 
 FURTHER_REPORTS = 256
+BYTES_PER_TOKEN = 4
+"""Of an answer that states no usage."""
+MAX_PROMPT_TOKENS = 2**17
+"""The largest estimate that limits count: the bytes of a longer body are mostly those of images."""
 OWN_PREFIX = "x-autellix-"
 
 
@@ -74,6 +79,8 @@ class GatewayCall(QueuedCall):
     """When the first bytes of its streamed answer went out."""
     streamed_events: int = 0
     """The events of its streamed answer so far: about as many as tokens."""
+    answer_bytes: int = 0
+    """The length of its whole answer, if it is one of text."""
     response_id: str | None = None
     """The id of its answer, which a later call may continue."""
     tool_calls: list[str] = field(default_factory=list)
@@ -222,14 +229,39 @@ class GatewayCall(QueuedCall):
             inactive_s=self.inactive_s + max([report.inactive_s for report in reports]),
         )
 
+    @property
+    def demand(self) -> Demand:
+        """What it will probably use: an estimate of its prompts, and the bound of its output."""
+        body, answers = self.body, self.body.prompt_count * self.body.choice_count
+        each = most_output_tokens(body, self.dialect)
+        most = None if each is None else each * answers
+        prompts = min(self.prompt_tokens, MAX_PROMPT_TOKENS) * body.choice_count
+        return Demand(body.size_bytes, prompts, most)
+
+    def _price(self, outcome: Outcome) -> int:
+        """Return the tokens that it costs: as reported, else as its answer states, else estimated.
+
+        An engine that refused it, or was not there, did no work.
+        """
+        if self.reports:
+            return sum([report.prompt_tokens + report.output_tokens for report in self.reports])
+        if self.usage is not None:
+            return self.usage.prompt_tokens + self.usage.output_tokens
+        if self._is_unserved(outcome):
+            return 0
+        output_tokens = self.streamed_events + self.answer_bytes // BYTES_PER_TOKEN
+        return self.demand.prompt_tokens + output_tokens
+
+    def _is_unserved(self, outcome: Outcome) -> bool:
+        is_gone = outcome is Outcome.UNAVAILABLE and not self.streamed_events
+        return self.sent_s is None or outcome is Outcome.REJECTED or is_gone
+
     def _estimated_service_s(self, outcome: Outcome, scheduler: SchedulerConfig, now: float) -> float:
         """Return the nominal service of the answer's tokens, or of the estimated prompt and the stream.
 
         An aborted call ran for no longer than since it was sent, each of its requests.
         """
-        # An engine that refused or was not there did no work.
-        is_unserved = outcome is Outcome.UNAVAILABLE and not self.streamed_events
-        if self.sent_s is None or outcome is Outcome.REJECTED or is_unserved:
+        if self.sent_s is None or self._is_unserved(outcome):
             return 0.0
         service_s = scheduler.nominal_service_s(*self._served_tokens())
         longest_s = (now - self.sent_s) * self.body.record_count
@@ -294,6 +326,7 @@ class GatewayCall(QueuedCall):
             inherited_service_s=self.entry_service_s,
             stated_usage=self.usage,
             streamed_events=self.streamed_events,
+            price_tokens=self._price(outcome),
             is_final=identity.is_final,
             asked_tools=tuple(self.asked_tools),
             traceparent=self.headers.get("traceparent"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from autellix_backend.gateway.errors import ANTHROPIC_PATH, ErrorShape, error_shape
+from autellix_backend.gateway.errors import ANTHROPIC_PATH, RESPONSES_PATH, ErrorShape, error_shape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,12 +26,12 @@ class Dialect:
     """Whether the engine reads `vllm_xargs` here, so that its scheduler knows programs and reports."""
     output_fields: tuple[str, ...] = ()
     """The fields that bound the output of each answer, in tokens: the usual one, then those also read."""
-    prompts_field: str | None = None
-    """The field that may be several prompts, each of which becomes an engine request."""
+    prompts_fields: tuple[str, ...] = ()
+    """The fields that may be several prompts, each of which becomes an engine request."""
     has_choices: bool = False
     """Whether `n` asks for several answers, each of which becomes an engine request."""
     stream_ends: tuple[bytes, ...] = ()
-    """The beginnings of the line that opens a stream's last event; empty if the endpoint does not stream."""
+    """The types of a stream's last event, its data for `[DONE]`; empty if the endpoint does not stream."""
 
     @property
     def errors(self) -> ErrorShape:
@@ -43,10 +43,10 @@ def _pooling(path: str, summary: str, operation: str = "chat") -> Dialect:
     return Dialect(path=path, summary=summary, operation=operation, takes_identity=False)
 
 
-_RESPONSES = "/v1/responses"
-_ONE_RESPONSE = _RESPONSES + "/{response_id}"
-_DONE = (b"data: [DONE]",)
-_RESPONSE_ENDS = tuple(b"event: response." + state for state in (b"completed", b"incomplete", b"failed"))
+_ONE_RESPONSE = RESPONSES_PATH + "/{response_id}"
+_DONE = (b"[DONE]",)
+_STATES = (b"completed", b"incomplete", b"failed", b"cancelled")
+_RESPONSE_ENDS = (*(b"response." + state for state in _STATES), *_DONE)
 
 CHAT_COMPLETIONS = Dialect(
     path="/v1/chat/completions",
@@ -63,12 +63,12 @@ DIALECTS = (
         summary="Text completion",
         operation="text_completion",
         output_fields=("max_tokens",),
-        prompts_field="prompt",
+        prompts_fields=("prompt", "prompt_embeds"),
         has_choices=True,
         stream_ends=_DONE,
     ),
     Dialect(
-        path=_RESPONSES,
+        path=RESPONSES_PATH,
         summary="Response",
         output_fields=("max_output_tokens",),
         stream_ends=_RESPONSE_ENDS,
@@ -77,7 +77,7 @@ DIALECTS = (
         path=ANTHROPIC_PATH,
         summary="Message, as Anthropic has it",
         output_fields=("max_tokens",),
-        stream_ends=(b"event: message_stop",),
+        stream_ends=(b"message_stop",),
     ),
     _pooling("/v1/embeddings", "Embeddings", "embeddings"),
     _pooling("/v1/score", "Scores of pairs of texts"),

@@ -24,7 +24,7 @@ from autellix_backend.gateway.calls.outbound import EngineArguments, engine_requ
 from autellix_backend.gateway.calls.registry import CallRegistry
 from autellix_backend.gateway.calls.reply import RelayedStream, Reply
 from autellix_backend.gateway.calls.router import Router
-from autellix_backend.gateway.calls.sse import begins_stream, engine_error_event, error_event, holds_error
+from autellix_backend.gateway.calls.sse import begins_stream, engine_error_event, error_event
 from autellix_backend.gateway.calls.usage import read_usage
 from autellix_backend.gateway.engines.handle import EngineHandle
 from autellix_backend.gateway.engines.models import ModelLists
@@ -255,8 +255,11 @@ class Exchange:
             raise handle.upstream.bad_answer("did not answer with a JSON object")
         if self.call.dialect.takes_identity:
             self.call.note_ids(content)
+        if self.call.dialect.output_fields:
+            self.call.answer_bytes = len(content)
+        stated = partial(read_usage, content, response.headers.get("metadata", ""))
         receipt = await self.registry.settle(
-            self.call, Outcome.OK, has_reports=self._has_reports, read_usage=partial(read_usage, content)
+            self.call, Outcome.OK, has_reports=self._has_reports, read_usage=stated
         )
         if is_json:
             content = receipt.spliced_into(content)
@@ -282,15 +285,15 @@ class Exchange:
         """Relay a stream up to its last event, or to its end without one."""
         reply = self.reply
         while not stream.is_complete and (chunk := await handle.upstream.read_part(response)):
-            if not reply.has_content and not begins_stream(chunk):
+            is_first = not (reply.has_content or stream.held_bytes)
+            if is_first and not begins_stream(chunk):
                 raise handle.upstream.bad_answer("did not answer with a stream of events")
-            if holds_error(chunk):
-                stream.has_error = True
-                if await self._has_died():
-                    raise self._death()
-            await reply.begin_stream(response)
-            if lines := stream.feed(chunk):
-                await reply.send_part(lines)
+            events = stream.feed(chunk)
+            if stream.has_error and await self._has_died():
+                raise self._death()
+            if events:
+                await reply.begin_stream(response)
+                await reply.send_part(events)
             handle.upstream.check_size(stream.held_bytes)
 
     async def _end_stream(
@@ -304,7 +307,8 @@ class Exchange:
         )
         if self.outcome is Outcome.TRUNCATED:
             error = handle.upstream.bad_answer("ended its stream without the last event")
-            rest += error_event(error, self.call.dialect.errors)
+            # In place of an event that was cut off.
+            rest = self._error_event(error)
         await self.reply.send_part(rest + self._comment(receipt) + stream.last_event, is_last=True)
 
     def _comment(self, receipt: Receipt) -> bytes:
@@ -312,14 +316,17 @@ class Exchange:
 
     async def _break_off(self, error: GatewayError) -> None:
         """End a stream with an error event, because its head is out already."""
-        stream = self.stream
         receipt = await self.registry.settle(
             self.call, self.outcome, has_reports=False, read_usage=self._read_usage
         )
-        rest = b"" if stream is None else stream.flush() + stream.last_event
         is_final = self.reply.has_content or not isinstance(error, UnavailableError)
-        event = error_event(error, self.call.dialect.errors, is_final=is_final)
-        await self.reply.send_part(rest + event + self._comment(receipt), is_last=True)
+        event = self._error_event(error, is_final=is_final)
+        await self.reply.send_part(event + self._comment(receipt), is_last=True)
+
+    def _error_event(self, error: GatewayError, *, is_final: bool = True) -> bytes:
+        """Return the last event of a stream that fails; a part of an event before it is dropped."""
+        response = None if self.stream is None else self.stream.response
+        return error_event(error, self.call.dialect.errors, is_final=is_final, response=response)
 
     def _read_usage(self) -> Usage | None:
         """Return the usage that has come with an answer that broke off."""
@@ -346,7 +353,7 @@ class Exchange:
             error.headers.update(self.reply.call_headers(self.call.level))
             raise error
         if self.reply.is_open:
-            await self.reply.send_part(error_event(error, self.call.dialect.errors), is_last=True)
+            await self.reply.send_part(self._error_event(error), is_last=True)
 
     @property
     def _has_reports(self) -> bool:

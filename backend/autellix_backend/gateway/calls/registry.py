@@ -124,7 +124,7 @@ class CallRegistry:
         start = call.make_start(self._new_key(call.identity.call), self._new_class(call))
         if self._limiter is not None:
             call.rate_headers = self._limiter.admit(
-                call.tenant, start.key, start.program_id, call.body.size_bytes, now
+                call.tenant, start.key, start.program_id, call.demand, now
             )
         try:
             inherited = await self._store.begin(start, now)
@@ -134,6 +134,8 @@ class CallRegistry:
             if isinstance(error, NotOwnerError):
                 raise ForeignProgramError(call.tenant.shown(start.program_id)) from error
             raise
+        if self._limiter is not None:
+            self._limiter.on_begun(start.program_id, inherited.tokens)
         call.begin(
             start, inherited, now, self._classes.on_call_begun(start, offers_tools=call.body.offers_tools)
         )

@@ -12,12 +12,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from aiohttp import ClientResponse
+from msgspec import Raw
 from starlette.types import Send
 
 from autellix_backend.gateway.calls.call import GatewayCall
 from autellix_backend.gateway.calls.registry import CallRegistry
-from autellix_backend.gateway.calls.sse import ends_event, event_data, last_event_start
-from autellix_backend.gateway.calls.usage import StreamTail
+from autellix_backend.gateway.calls.sse import DONE, EVENT_END, EVENT_END_BYTES, read_event
+from autellix_backend.gateway.calls.usage import StreamTail, finished_choices
 from autellix_backend.gateway.engines.upstream import response_headers
 from autellix_backend.gateway.identity.answer_ids import opens_tool_call
 from autellix_backend.observe.settled_call import Outcome, Usage
@@ -26,7 +27,6 @@ from autellix_wire.headers import CALL_ID, ENGINE, IDENTITY_SOURCE, PROGRAM_ID, 
 HEAD_WAIT_S = 1.0
 """How long the head of a stream waits for the engine: what fails until then gets an error with its status."""
 BLANK_PERIOD_S = 5.0
-EVENT_FIELD = b"data:"
 BLANK = b"\n\n"
 """An event without fields. Clients that parse lines by hand skip it; on a comment some of them fail."""
 _WAITING_HEAD = ((b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"))
@@ -124,72 +124,89 @@ class Reply:
 class RelayedStream:
     """The stream of one call from one engine: what of it may go out, how it ended, and its usage.
 
-    The dialect's last event ends a stream, whatever its connection does then.
+    The dialect's last event ends a stream, whatever its connection does then. A stream of choices is whole
+    without one, too, if each choice has ended: several servers leave `[DONE]` out.
     """
 
     def __init__(self, call: GatewayCall) -> None:
         self._call = call
         self._ends = call.dialect.stream_ends
-        self._line = bytearray()
-        """What has come of a line whose end has not."""
+        self._is_typed = DONE not in self._ends[:1]
+        self._part = bytearray()
+        """What has come of an event whose end has not."""
         self._kept = StreamTail()
+        self._finished: set[int] = set()
+        """The choices that have ended."""
+        self._last_data = b""
         self.has_error = False
         """Whether an error event has come."""
-        self.last_event = bytearray()
-        """What has come of the last event, to follow the receipt."""
-        self.is_complete = False
+        self.error_data = b""
+        """That of the first one."""
+        self.last_event = b""
+        """The last event, to follow the receipt."""
+
+    @property
+    def is_complete(self) -> bool:
         """Whether the last event is there."""
+        return bool(self.last_event)
 
     @property
     def held_bytes(self) -> int:
         """The bytes that have come and may not go out yet."""
-        return len(self.last_event) + len(self._line)
+        return len(self._part)
+
+    @property
+    def response(self) -> Mapping[str, Raw]:
+        """The object of the response that it streams, as it began."""
+        return self._kept.response()
 
     def feed(self, chunk: bytes) -> bytes:
-        """Return the whole lines that may go out after the next bytes."""
-        if self.last_event:
-            self._end_with(chunk)
+        """Return the whole events that may go out after the next bytes."""
+        searched = max(0, len(self._part) - EVENT_END_BYTES)
+        if EVENT_END.search(bytes(self._part[searched:]) + chunk) is None:
+            self._part += chunk
             return b""
-        line_start = chunk.rfind(b"\n") + 1
-        if not line_start:
-            self._line += chunk
-            return b""
-        lines, self._line = bytes(self._line) + chunk[:line_start], bytearray(chunk[line_start:])
-        start = last_event_start(lines, self._ends)
-        if start >= 0:
-            self._end_with(lines[start:] + chunk[line_start:])
-            lines, self._line = lines[:start], bytearray()
-        self._kept.feed(lines)
-        if opens_tool_call(lines):
-            self._note_ids(filter(opens_tool_call, event_data(lines)))
-        self._call.streamed_events += lines.count(EVENT_FIELD)
-        return lines
+        data, begin = bytes(self._part) + chunk, 0
+        self._part.clear()
+        for end in EVENT_END.finditer(data, searched):
+            if self._ends_with(data[begin : end.end()]):
+                return data[:begin]
+            begin = end.end()
+        self._part += data[begin:]
+        return data[:begin]
 
     def flush(self) -> bytes:
-        """Return the line that was not ended, unless it is the last event."""
-        line, self._line = bytes(self._line), bytearray()
-        if line.startswith(self._ends):
-            self.last_event += line
-            line = b""
-        # That of a response holds all of it.
-        self._note_ids(event_data(bytes(self.last_event)))
-        return line
+        """Return the event that was not ended, with its end, unless it is the last one."""
+        event = bytes(self._part)
+        self._part.clear()
+        return b"" if not event or self._ends_with(event) else event + BLANK
 
     def outcome(self) -> Outcome:
         """Return how the stream has ended."""
         if self.has_error:
             return Outcome.ENGINE_ERROR
-        return Outcome.OK if self.last_event else Outcome.TRUNCATED
+        body = self._call.body
+        has_finished = len(self._finished) >= body.prompt_count * body.choice_count
+        return Outcome.OK if self.is_complete or has_finished else Outcome.TRUNCATED
 
     def usage(self) -> Usage | None:
         """Return the last usage that has come."""
-        return self._kept.usage(bytes(self.last_event), self._call.streamed_events)
+        return self._kept.usage(self._last_data, self._call.streamed_events)
 
-    def _note_ids(self, events: Iterable[bytes]) -> None:
-        for event in events:
-            self._call.note_ids(event)
-
-    def _end_with(self, data: bytes) -> None:
-        before = len(self.last_event)
-        self.last_event += data
-        self.is_complete = ends_event(self.last_event, before)
+    def _ends_with(self, event: bytes) -> bool:
+        """Note the next event; return whether it is the last one."""
+        kind, data, is_error = read_event(event, is_typed=self._is_typed)
+        if is_error and not self.has_error:
+            self.has_error, self.error_data = True, data
+        if kind in self._ends:
+            # That of a response holds all of it.
+            self._call.note_ids(data)
+            self.last_event, self._last_data = event, data
+            return True
+        if data:
+            self._kept.feed(data)
+            self._call.streamed_events += 1
+            self._finished |= finished_choices(data)
+            if opens_tool_call(data):
+                self._call.note_ids(data)
+        return False

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections import deque
+from collections.abc import Mapping
 from typing import Annotated
 
 import msgspec
 from msgspec.structs import replace
 
-from autellix_backend.gateway.calls.sse import event_data
 from autellix_backend.gateway.raw_json import JSON_ERRORS
 from autellix_backend.observe.settled_call import Usage
 
@@ -34,10 +35,10 @@ class _Counts(msgspec.Struct, frozen=True):
     """The counts as chat completions, responses and messages name them; an answer has one kind."""
 
     prompt_tokens: _Tokens | None = None
-    completion_tokens: _Tokens = 0
+    completion_tokens: _Tokens | None = None
     prompt_tokens_details: _Details | None = None
     input_tokens: _Tokens | None = None
-    output_tokens: _Tokens = 0
+    output_tokens: _Tokens | None = None
     input_tokens_details: _Details | None = None
     cache_read_input_tokens: _Tokens | None = None
     cache_creation_input_tokens: _Tokens | None = None
@@ -56,7 +57,7 @@ class _Counts(msgspec.Struct, frozen=True):
         if cached_tokens is not None:
             # No more of a prompt was cached than there is.
             cached_tokens = min(cached_tokens, prompt_tokens)
-        return Usage(prompt_tokens, output_tokens, cached_tokens)
+        return Usage(prompt_tokens, output_tokens or 0, cached_tokens)
 
 
 class _Response(msgspec.Struct, frozen=True):
@@ -72,6 +73,7 @@ class _Answer(msgspec.Struct, frozen=True):
 
 
 class _Choice(msgspec.Struct, frozen=True):
+    index: int = 0
     finish_reason: str | None = None
 
 
@@ -92,13 +94,25 @@ class _Endings(msgspec.Struct, frozen=True):
         return tuple(reason[:MAX_REASON] for reason in (*reasons, of_delta) if reason)
 
 
-_decoder = msgspec.json.Decoder(_Answer)
+class _Opening(msgspec.Struct, frozen=True):
+    response: dict[str, msgspec.Raw]
+
+
+_FINISH = re.compile(rb'"finish_reason"\s*:\s*"[^"]')
+"""A choice that ends. Most chunks state that theirs does not."""
+
+# Some servers count in floats, or in texts.
+_decoder = msgspec.json.Decoder(_Answer, strict=False)
 _ended_decoder = msgspec.json.Decoder(_Endings)
+_opening_decoder = msgspec.json.Decoder(_Opening)
 
 
-def read_usage(content: bytes) -> Usage | None:
-    """Return what a whole answer states of itself, None without a readable usage."""
-    counts = _read_counts(content)
+def read_usage(content: bytes, metadata: str = "") -> Usage | None:
+    """Return what a whole answer states of itself, None without a readable usage.
+
+    vLLM states that of embeddings in bytes in the header `metadata`.
+    """
+    counts = _read_counts(content) or _read_counts(metadata.encode())
     usage = None if counts is None else counts.usage()
     return None if usage is None else replace(usage, finish_reasons=_read_reasons(content))
 
@@ -127,27 +141,44 @@ def _read_reasons(content: bytes) -> tuple[str, ...]:
         return ()
 
 
+def finished_choices(data: bytes) -> set[int]:
+    """Return the indexes of the choices that end with an event."""
+    if _FINISH.search(data) is None:
+        return set()
+    try:
+        choices = _ended_decoder.decode(data).choices
+    except JSON_ERRORS:
+        return set()
+    return {choice.index for choice in choices if choice.finish_reason}
+
+
 class StreamTail:
-    """The first event of a relayed stream, and the last few."""
+    """The data of a relayed stream's first event, and of its last few."""
 
     def __init__(self) -> None:
         self._first = b""
         self._last: deque[bytes] = deque(maxlen=TAIL_EVENTS)
 
-    def feed(self, lines: bytes) -> None:
-        """Add the next whole lines."""
-        for event in event_data(lines):
-            if len(event) <= MAX_EVENT_BYTES:
-                self._first = self._first or event
-                self._last.append(event)
+    def feed(self, data: bytes) -> None:
+        """Add the data of the next event."""
+        if len(data) <= MAX_EVENT_BYTES:
+            self._first = self._first or data
+            self._last.append(data)
 
-    def usage(self, last_event: bytes = b"", streamed_events: int = 0) -> Usage | None:
-        """Return the last usage in the kept events and the stream's last event.
+    def response(self) -> Mapping[str, msgspec.Raw]:
+        """Return the object of a response as the stream opened it; empty without one."""
+        try:
+            return _opening_decoder.decode(self._first).response
+        except JSON_ERRORS:
+            return {}
+
+    def usage(self, last: bytes = b"", streamed_events: int = 0) -> Usage | None:
+        """Return the last usage in the kept events and in the data of the stream's last event.
 
         The reasons of its end stand in the same event, or in one of the last before it. A message states the
         tokens of its prompt in its first event; if it broke off, its events count as its output.
         """
-        events = [*self._last, *event_data(last_event)]
+        events = [*self._last, last]
         start = _read_start(self._first)
         for at in reversed(range(len(events))):
             counts = _read_counts(events[at])

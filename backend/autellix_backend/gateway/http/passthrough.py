@@ -1,13 +1,20 @@
-"""Endpoints that forward requests to an engine as they are; these are no calls."""
+"""Endpoints that forward requests to an engine as they are; these are no calls.
+
+Each counts as a request of its tenant. A long text takes an engine's tokenizer seconds, in which no call of
+others gets through it: a tenant has one of these at a time.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+from collections import defaultdict
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import msgspec
 from aiohttp import ClientResponse
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from autellix_backend.engines.probe import MODELS_PATH
 from autellix_backend.gateway.calls.sse import error_event
@@ -16,8 +23,9 @@ from autellix_backend.gateway.engines.pool import EnginePool
 from autellix_backend.gateway.engines.upstream import Upstream, request_headers, response_headers
 from autellix_backend.gateway.errors import GatewayError, InvalidRequestError, error_shape
 from autellix_backend.gateway.raw_json import JSON_ERRORS
-from autellix_backend.gateway.requests import read_body, read_headers, run_while_connected
-from autellix_backend.gateway.tenancy.intake import Intake
+from autellix_backend.gateway.requests import check_values, read_body, read_headers, run_while_connected
+from autellix_backend.gateway.tenancy.intake import LONG_BODY_BYTES, Intake
+from autellix_backend.gateway.tenancy.limiter import Limiter
 from autellix_backend.gateway.tenancy.tenants import Tenant, Tenants
 from autellix_backend.stores.base import ProgramStore
 
@@ -38,6 +46,7 @@ class PassthroughEndpoint:
         tenants: Tenants,
         intake: Intake,
         store: ProgramStore,
+        limiter: Limiter | None,
         *,
         clock: Callable[[], float],
         max_body_bytes: int,
@@ -48,6 +57,8 @@ class PassthroughEndpoint:
         self._clock = clock
         self._tenants = tenants
         self._intake = intake
+        self._limiter = limiter
+        self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._max_body_bytes = max_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -58,17 +69,37 @@ class PassthroughEndpoint:
         tenant = self._tenants.of(scope)
         with self._intake.hold(tenant) as hold:
             body = await read_body(headers, receive, hold, self._max_body_bytes, "gateway.max_body_bytes")
+            await hold.pause()
+            await check_values(body, hold)
+            model = _model_of(scope, body)
+            hold.end_turn()
+            await run_while_connected(self._forward(scope, target, headers, body, model, send), receive)
+
+    async def _forward(
+        self,
+        scope: Scope,
+        target: str,
+        headers: Mapping[str, str],
+        body: bytes,
+        model: str | None,
+        send: Send,
+    ) -> None:
+        tenant = self._tenants.of(scope)
+        async with contextlib.AsyncExitStack() as stack:
+            counting = None if self._limiter is None else self._limiter.counting(tenant, self._clock)
+            rates = {} if counting is None else stack.enter_context(counting)
+            if len(body) > LONG_BODY_BYTES:
+                await stack.enter_async_context(self._turns[tenant.name])
+            send = partial(_send_with, send, rates)
             engine = await self._holder(scope, tenant)
             if scope["path"].rstrip("/") == MODELS_PATH and (tenant.models or len(self._pool.groups) > 1):
                 await _send_json(send, {"object": "list", "data": self._models_of(tenant)})
                 return
-            model = _model_of(scope, body)
             if model is not None:
                 tenant.check_model(model)
             await self._models.check(model)
-            with self._pool.use(engine, model) as handle:
-                relay = self._relay(scope, handle.upstream, target, headers, body, send)
-                await run_while_connected(relay, receive)
+            handle = stack.enter_context(self._pool.use(engine, model))
+            await self._relay(scope, handle.upstream, target, headers, body, send)
 
     def _models_of(self, tenant: Tenant) -> list[object]:
         known = self._pool.models
@@ -149,6 +180,13 @@ async def _send_json(send: Send, value: object) -> None:
     length = (b"content-length", str(len(content)).encode())
     await _start(send, 200, [(b"content-type", b"application/json"), length])
     await send({"type": "http.response.body", "body": content})
+
+
+async def _send_with(send: Send, headers: Mapping[str, str], message: Message) -> None:
+    """Send a message of an answer, the first with further headers."""
+    if message["type"] == "http.response.start":
+        message["headers"] += [(name.encode(), value.encode()) for name, value in headers.items()]
+    await send(message)
 
 
 async def _start(send: Send, status: int, headers: list[tuple[bytes, bytes]]) -> None:

@@ -140,11 +140,15 @@ class BodyHold:
         else:
             await self._pauses.pause()
 
-    def release(self) -> None:
-        """Release the bytes and the turn; may be called twice."""
+    def end_turn(self) -> None:
+        """End the turn of a long body; may be called twice."""
         if self._turn is not None:
             self._turn.release()
             self._turn = None
+
+    def release(self) -> None:
+        """Release the bytes and the turn; may be called twice."""
+        self.end_turn()
         if self._size_bytes:
             self._intake.add(self._tenant.name, -self._size_bytes)
             self._size_bytes = 0

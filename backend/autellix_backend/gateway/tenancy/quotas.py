@@ -2,8 +2,8 @@
 
 A rate limit is a bucket that holds one minute's worth and refills evenly, so any period admits at most a
 bucket plus the period's share. A call's tokens are known only at its end: calls are admitted while the
-bucket is not in debt, and a charge may leave a debt that later calls wait for. Budgets and caps are compared
-with the usage so far.
+bucket is not in debt, and a charge may leave a debt that later calls wait for. A budget is compared with the
+usage so far and with what the calls in flight will probably add, so that many at once cannot overdraw it.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ MINUTE_S = 60.0
 DAY_S = 86400.0
 SOON_S = 1.0
 """The retry time at a cap: it is unknown when a call or program will end."""
+FIRST_OUTPUT_TOKENS = 256.0
+"""The estimated output of a tenant's first call, if it states no bound."""
+MEAN_CALLS = 50
 DUST_S = 1e-6
 """Rounding error of floats; a client that waited for `Retry-After` must not be refused for it."""
 
@@ -64,30 +67,70 @@ class TenantUsage:
     day: int = -1
     """Its number since 1970, UTC."""
     day_tokens: int = 0
+    """What is known of all gateways that share a store."""
+    unshared_tokens: int = 0
+    """The part of them that the store does not know yet."""
+    reserved_tokens: int = 0
+    """The estimates of the calls in flight."""
+    output_tokens: float = FIRST_OUTPUT_TOKENS
+    """The mean of the latest calls."""
+    output_count: int = 0
+    """How many calls that mean is of, at most `MEAN_CALLS`."""
+    has_day_budget: bool = False
     day_left_s: float = DAY_S
+
+    def observe_output(self, tokens: int) -> None:
+        """Learn from the output of a call."""
+        self.output_count = min(self.output_count + 1, MEAN_CALLS)
+        self.output_tokens += (tokens - self.output_tokens) / self.output_count
+
+
+@dataclass(slots=True, kw_only=True)
+class ProgramUsage:
+    """The usage of a program at a moment."""
+
+    tokens: int = 0
+    reserved_tokens: int = 0
+    """The estimates of its calls in flight."""
+    running: int = 0
+    is_in_table: bool = False
+    """Whether the store certainly knows it, and so will publish its end."""
 
 
 def refusal(
-    limits: TenantLimits, tenant: TenantUsage, program_tokens: int, body_bytes: int
+    limits: TenantLimits, tenant: TenantUsage, program: ProgramUsage | None, body_bytes: int
 ) -> LimitError | None:
-    """Return the error that refuses a call, None if it is admitted; `program_tokens` were used before it."""
-    program, today = "the program has used up its budget", "today's budget (UTC) is used up"
+    """Return the error that refuses a request, None if it is admitted.
+
+    One without a program costs no tokens, and is not compared with what is used of them.
+    """
+    if program is None:
+        return _caps(limits, tenant, body_bytes) or _rate(limits, "requests", tenant.requests, 1.0)
     return (
-        _budget(limits, "program_tokens", program, program_tokens)
-        or _budget(limits, "day_tokens", today, tenant.day_tokens, tenant.day_left_s)
+        _budget(limits, "program", program.tokens, program.reserved_tokens)
+        or _budget(limits, "day", tenant.day_tokens, tenant.reserved_tokens, tenant.day_left_s)
         or _caps(limits, tenant, body_bytes)
-        or _rates(limits, tenant)
+        or _rate(limits, "requests", tenant.requests, 1.0)
+        or _rate(limits, "tokens", tenant.tokens, 0.0)
     )
 
 
 def _budget(
-    limits: TenantLimits, name: str, problem: str, used: int, left_s: float | None = None
+    limits: TenantLimits, period: str, used: int, reserved: int, left_s: float | None = None
 ) -> LimitError | None:
+    name = f"{period}_tokens"
     limit = getattr(limits, name)
-    if limit is None or used < limit:
+    if limit is None or used + reserved < limit:
         return None
-    code = "tenant_budget_exceeded" if name == "day_tokens" else "program_budget_exceeded"
-    return LimitError(code, "insufficient_quota", name, f"{problem}: {used} of {limit} tokens", left_s)
+    code, what = {
+        "program": ("program_budget_exceeded", "the program's budget"),
+        "day": ("tenant_budget_exceeded", "today's budget (UTC)"),
+    }[period]
+    if used < limit:
+        message = f"calls in flight may use up {what}: {used} and about {reserved} of {limit} tokens"
+        return LimitError(code, "rate_limit_error", name, message, SOON_S)
+    message = f"{what} is used up: {used} of {limit} tokens"
+    return LimitError(code, "insufficient_quota", name, message, left_s)
 
 
 def _caps(limits: TenantLimits, used: TenantUsage, body_bytes: int) -> LimitError | None:
@@ -107,16 +150,13 @@ def too_many(name: str, code: str, what: str, limit: int, would_be: int) -> Limi
     return LimitError(code, "rate_limit_error", name, message, SOON_S)
 
 
-def _rates(limits: TenantLimits, used: TenantUsage) -> LimitError | None:
-    for name, kind, bucket, needed in (
-        ("requests_per_minute", "requests", used.requests, 1.0),
-        ("tokens_per_minute", "tokens", used.tokens, 0.0),
-    ):
-        limit = getattr(limits, name)
-        if limit is not None and bucket is not None and (wait_s := bucket.wait_s(needed, limit)) > DUST_S:
-            message = f"the rate limit of {limit:g} {kind} per minute is reached; retry in {wait_s:.3g} s"
-            return LimitError("rate_limit_exceeded", kind, name, message, wait_s)
-    return None
+def _rate(limits: TenantLimits, kind: str, bucket: Bucket | None, needed: float) -> LimitError | None:
+    name = f"{kind}_per_minute"
+    limit = getattr(limits, name)
+    if limit is None or bucket is None or (wait_s := bucket.wait_s(needed, limit)) <= DUST_S:
+        return None
+    message = f"the rate limit of {limit:g} {kind} per minute is reached; retry in {wait_s:.3g} s"
+    return LimitError("rate_limit_exceeded", kind, name, message, wait_s)
 
 
 def rate_headers(limits: TenantLimits, tenant: TenantUsage) -> dict[str, str]:

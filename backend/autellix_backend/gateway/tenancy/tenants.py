@@ -107,6 +107,13 @@ class Tenants:
         """Whether requests need an API key."""
         return self._only_tenant is None
 
+    @property
+    def with_day_budgets(self) -> set[str]:
+        """The names of the tenants that have a budget for the day."""
+        only = [] if self._only_tenant is None else [self._only_tenant]
+        tenants = (*only, *self._keys.values())
+        return {tenant.name for tenant in tenants if tenant.limits.day_tokens is not None}
+
     def reload(self) -> None:
         """Read the tenants again; running calls keep their tenant's earlier limits.
 

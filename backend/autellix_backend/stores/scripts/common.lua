@@ -21,6 +21,7 @@
 --   g:<gateway>           hash: running call -> program
 --   a:<tenant>            hash: id in an answer -> engine and program of the answer; empty for an id of two programs
 --   at:<tenant>           sorted set: id in an answer -> last use
+--   u:<day>               hash: tenant -> tokens used on a day since 1970, UTC
 -- Times are seconds of the table's clock, which never jumps. Numbers are stored as text with 17 digits: Lua prints 14.
 local call = redis.call
 local tag = KEYS[1]
