@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import uvicorn
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, until
 
 from autellix_backend.cli.server import server_config
 from autellix_lab.fakes.engine import FakeEngine
@@ -69,9 +69,7 @@ async def listening(app: Any, *, max_connections: int | None = None) -> AsyncIte
     config.port, config.timeout_graceful_shutdown = 0, SHUTDOWN_S
     server = PromptServer(config)
     task = asyncio.create_task(server.serve())
-    async with asyncio.timeout(PATIENCE_S):
-        while not (server.started or task.done()):  # noqa: ASYNC110 - the server has no event for it
-            await asyncio.sleep(0.005)
+    await until(lambda: server.started or task.done())
     components = getattr(getattr(app, "state", None), "components", None)
     if components is not None:
         await components.pool.links_settled(PATIENCE_S)

@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 import aiohttp
 import pytest
-from tests.gateway.conftest import until
 from tests.serving import listening
+from tests.waiting import until
 
 from autellix_backend.cli.main import main
 from autellix_backend.gateway.app import create_app

@@ -16,7 +16,6 @@ from typing import Any
 
 import aiohttp
 import pytest
-from tests.gateway.conftest import until_async
 from tests.redis_server import RedisServer
 from tests.waiting import PATIENCE_S, until
 
@@ -339,7 +338,7 @@ async def test_a_gateway_that_has_others_hands_over_at_sigterm(
 
         running = await in_flight(client, root, engine)
         queued = asyncio.create_task(call())
-        await until_async(has_queued_calls)
+        await until(has_queued_calls)
         os.kill(os.getpid(), signal.SIGTERM)
         await until_refused(root)
         late = asyncio.create_task(call())

@@ -19,7 +19,7 @@ from typing import Any
 import aiohttp
 import pytest
 from tests.ray_cluster import NODES
-from tests.waiting import PATIENCE_S
+from tests.waiting import until
 
 from autellix_backend.engines import ray_replica
 from autellix_backend.engines.base import EngineError
@@ -67,12 +67,6 @@ async def replicas(settings: Settings, count: int) -> AsyncIterator[list[RayRepl
         yield made
     finally:
         await asyncio.gather(*(replica.stop() for replica in made))
-
-
-async def wait_until(condition: Any) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():  # noqa: ASYNC110 - a process's end shows by itself
-            await asyncio.sleep(0.02)
 
 
 async def die(replica: RayReplica) -> None:
@@ -138,7 +132,7 @@ class TestOnACluster:
                 else:
                     assert replica.place is not None
                     os.kill(replica.place.pid, signal.SIGKILL)
-                await wait_until(lambda: EngineState.UP in [state for state, _ in told])
+                await until(lambda: EngineState.UP in [state for state, _ in told])
                 assert [state for state, _ in told] == [EngineState.RESTARTING, EngineState.UP]
                 expected = "told to die" if way == "server" else "was lost with its actor"
                 assert expected in str(told[0][1])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +16,7 @@ from unittest.mock import patch
 import pytest
 from tests.engines.test_replica import make_replica, read_pids
 from tests.other_processes import is_running
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, until
 
 from autellix_backend.engines import supervisor
 from autellix_backend.engines.base import Engine, EngineError, EngineUnreachableError
@@ -42,11 +42,6 @@ class Watched:
     def states(self) -> list[EngineState]:
         return [change.state for change in self.changes]
 
-    async def wait_for(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(PATIENCE_S):
-            while not condition():  # noqa: ASYNC110 - states change by themselves
-                await asyncio.sleep(0.005)
-
 
 @asynccontextmanager
 async def watched(
@@ -71,7 +66,7 @@ async def test_a_dead_engine_is_started_again() -> None:
         assert watch.supervisor.is_up
         await engine.kill("out of memory")
         assert not watch.supervisor.is_up
-        await watch.wait_for(lambda: watch.states == [RESTARTING, UP])
+        await until(lambda: watch.states == [RESTARTING, UP])
         assert watch.changes[0].reason == "out of memory"
         assert (watch.supervisor.is_up, watch.supervisor.reason) == (True, None)
         assert watch.supervisor.restarts == 1
@@ -95,7 +90,7 @@ async def test_an_engine_that_cannot_be_started_fails_with_its_reason() -> None:
     engine = Unstartable()
     async with watched(engine, {"RESTART_WINDOW_S": 50.0}, max_restarts=3) as watch:
         await engine.kill("out of memory")
-        await watch.wait_for(lambda: FAILED in watch.states)
+        await until(lambda: FAILED in watch.states)
         assert watch.states == [RESTARTING, RESTARTING, RESTARTING, FAILED]
         assert watch.changes[1].reason == "start 2 failed"
         assert watch.changes[-1].reason == (
@@ -108,7 +103,7 @@ async def test_an_engine_stays_dead_where_no_restart_is_wanted() -> None:
     engine = FakeEngine()
     async with watched(engine, max_restarts=0) as watch:
         await engine.kill("out of memory")
-        await watch.wait_for(lambda: bool(watch.states))
+        await until(lambda: bool(watch.states))
         assert watch.states == [FAILED]
         assert (
             watch.changes[0].reason
@@ -120,9 +115,9 @@ async def test_a_hung_engine_is_killed_and_started_again() -> None:
     engine = FakeEngine()
     async with watched(engine, {"MAX_FAILED_PROBES": 2, "PROBE_TIMEOUT_S": HANG_S}) as watch:
         engine.behaviour = replace(engine.behaviour, health_status=None)
-        await watch.wait_for(lambda: RESTARTING in watch.states)
+        await until(lambda: RESTARTING in watch.states)
         engine.behaviour = replace(engine.behaviour, health_status=200)
-        await watch.wait_for(lambda: watch.states[-1] is UP)
+        await until(lambda: watch.states[-1] is UP)
         assert watch.states == [DOWN, RESTARTING, UP]
         assert watch.changes[1].reason == (
             "fake-0 was killed: it does not answer /health in time, 2 times in a row"
@@ -137,9 +132,9 @@ async def test_an_engine_that_stalls_behind_a_healthy_server_is_started_again() 
         assert await watch.supervisor.check()
         assert watch.states == []
         silence_s = 10.0
-        await watch.wait_for(lambda: RESTARTING in watch.states)
+        await until(lambda: RESTARTING in watch.states)
         silence_s = 0.0
-        await watch.wait_for(lambda: watch.states[-1] is UP)
+        await until(lambda: watch.states[-1] is UP)
         reason = "fake-0 was killed: it sent no snapshot for 10 s"
         assert watch.changes[0].reason == reason
 
@@ -160,13 +155,13 @@ async def test_a_refused_probe_takes_an_engine_down_and_an_answered_one_up(is_ow
         assert not any(await asyncio.gather(*checks))
         assert watch.changes[0].reason == "fake-0 answers /health with status 503"
         engine.behaviour = replace(engine.behaviour, health_status=200)
-        await watch.wait_for(lambda: watch.states == [DOWN, UP])
+        await until(lambda: watch.states == [DOWN, UP])
 
 
 async def test_an_engine_that_is_not_ours_is_never_killed() -> None:
     engine = FakeEngine(FakeBehaviour(health_status=500), is_owned=False)
     async with watched(engine, {"MAX_FAILED_PROBES": 1}) as watch:
-        await watch.wait_for(lambda: watch.states == [DOWN])
+        await until(lambda: watch.states == [DOWN])
         await asyncio.sleep(0.1)
         assert engine.is_alive()
         assert (watch.states, watch.supervisor.restarts) == ([DOWN], 0)
@@ -184,14 +179,14 @@ async def test_a_real_process_is_restarted(tmp_path: Path, end: signal.Signals, 
         first = [replica.pid or 0, *read_pids(pid_file)]
         for pid in first if victim == "tree" else first[1:2]:
             os.kill(pid, end)
-        await watch.wait_for(lambda: RESTARTING in watch.states)
+        await until(lambda: RESTARTING in watch.states)
         # The next one is not stopped, and may be slow on a loaded machine.
         supervisor.PROBE_TIMEOUT_S = PATIENCE_S
-        await watch.wait_for(lambda: watch.states[-1] is UP)
-        await watch.wait_for(lambda: not any(map(is_running, first)))
+        await until(lambda: watch.states[-1] is UP)
+        await until(lambda: not any(map(is_running, first)))
         second = read_pids(pid_file)
         assert all(map(is_running, second)) and not set(first) & set(second)
-    await watch.wait_for(lambda: not any(map(is_running, second)))
+    await until(lambda: not any(map(is_running, second)))
 
 
 class LateServer(FakeEngine):
@@ -215,7 +210,7 @@ async def test_a_server_missing_at_the_start_is_up_once_it_answers() -> None:
     watch = Watched(engine, EngineSettings())
     watch.supervisor.open()
     try:
-        await watch.wait_for(lambda: UP in watch.states)
+        await until(lambda: UP in watch.states)
         assert set(watch.states[:-1]) == {DOWN}
         reason = str(watch.changes[-2].reason)
         assert "does not answer" in reason

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -16,7 +15,7 @@ import pytest
 from fastapi import FastAPI
 from tests.gateway.usage import check_usage, reserved_calls
 from tests.serving import listening
-from tests.waiting import PATIENCE_S, complaint
+from tests.waiting import until
 
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.policies import make_policy
@@ -63,27 +62,10 @@ class Rig:
 
     async def settled(self) -> None:
         """Wait until no call is open."""
-        await until_async(self._is_settled)
+        await until(self._is_settled)
 
     async def _is_settled(self) -> bool:
         return (await self.store.counts()).active_calls == 0
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait for a condition."""
-
-    async def holds() -> bool:
-        return condition()
-
-    await until_async(holds)
-
-
-async def until_async(condition: Callable[[], Any]) -> None:
-    """Wait for an asynchronous condition."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not await condition():
-        assert time.monotonic() < deadline, complaint(condition)
-        await asyncio.sleep(0.005)
 
 
 async def tell_snapshot(rig: Rig, told: EngineSnapshot) -> None:
@@ -95,7 +77,7 @@ async def tell_snapshot(rig: Rig, told: EngineSnapshot) -> None:
         (engine,) = (await rig.get("/autellix/v1/engines"))[1]["engines"]
         return bool(engine["running"] is not None)
 
-    await until_async(has_come)
+    await until(has_come)
 
 
 Serve = Callable[..., AbstractAsyncContextManager[Rig]]

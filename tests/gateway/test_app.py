@@ -10,8 +10,7 @@ from typing import Any
 
 import aiohttp
 import pytest
-from tests.gateway.conftest import until_async
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, until
 
 from autellix_backend.core.policies import make_policy
 from autellix_backend.gateway import app as gateway_app
@@ -48,7 +47,7 @@ async def test_an_idle_program_is_removed_while_the_app_runs(serve: Any, wait_un
             return 'autellix_reaped_total{kind="program"} 1.0' in await metrics_of(rig)
 
         # It is counted when the round of the reaper is over.
-        await until_async(is_reaped)
+        await until(is_reaped)
         assert (await rig.get(PROGRAMS + "/p"))[0] == 404
 
 
@@ -102,7 +101,7 @@ async def test_a_program_with_a_running_call_is_not_idle(serve: Any) -> None:
         async def has_left() -> bool:
             return bool((await rig.get(PROGRAMS + "/idle"))[0] == 404)
 
-        await until_async(has_left)
+        await until(has_left)
         assert (await rig.get(PROGRAMS + "/busy"))[1]["active_calls"] == 1
         call.cancel()
 

@@ -6,13 +6,14 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import aiohttp
 import pytest
 from tests.gateway.agents import AGENTS, Task
 from tests.gateway.live_states import watch
-from tests.waiting import PATIENCE_S
+from tests.waiting import until
 
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.policies import make_policy
@@ -110,12 +111,9 @@ async def test_a_client_that_leaves_aborts_the_call(
                 return [(call["state"], call["position"]) for call in calls] == [("in_engine", 1)]
 
         task = asyncio.create_task(keep_calling())
-        async with asyncio.timeout(PATIENCE_S):
-            while not await is_running():  # noqa: ASYNC110 - the gateway tells when asked
-                await asyncio.sleep(0.01)
+        await until(is_running)
         task.cancel()
-        while (await store.counts()).active_calls:  # noqa: ASYNC110 - the store tells when asked
-            await asyncio.sleep(0.01)
+        await until(partial(is_settled, store))
         program = await store.program("p")
         assert program is not None
         end = program.calls[-1].end
@@ -169,9 +167,7 @@ async def test_a_waiting_calls_why_names_its_level_and_who_is_ahead(live_engine:
             ] == ["in_engine"]
 
         told: dict[str, Any] = {}
-        async with asyncio.timeout(PATIENCE_S):
-            while not await is_as_said():  # noqa: ASYNC110 - the gateway tells when asked
-                await asyncio.sleep(0.05)
+        await until(is_as_said)
         (waiting,) = told["slow"]["calls"]
         assert {ahead["program_id"] for ahead in waiting["programs_ahead"]} == set(names)
         assert (waiting["level"], waiting["level_min_s"], waiting["level_max_s"]) == (10, 64.0, 128.0)
@@ -182,8 +178,11 @@ async def test_a_waiting_calls_why_names_its_level_and_who_is_ahead(live_engine:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        while (await store.counts()).active_calls:  # noqa: ASYNC110 - the store tells when asked
-            await asyncio.sleep(0.01)
+        await until(partial(is_settled, store))
+
+
+async def is_settled(store: MemoryStore) -> bool:
+    return (await store.counts()).active_calls == 0
 
 
 FORCED: dict[str, Any] = {

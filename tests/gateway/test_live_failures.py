@@ -9,7 +9,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +19,7 @@ from typing import Any
 import aiohttp
 import pytest
 from tests.other_processes import command_of, is_running, stat_of
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, until, until_set
 
 from autellix_lab.demo.model import DEMO_MODEL_NAME
 
@@ -119,15 +119,10 @@ class Client:
             lines = (await response.text()).splitlines()
         return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(start))
 
-    async def until(self, condition: Callable[[], Awaitable[bool]], timeout_s: float = PATIENCE_S) -> None:
-        async with asyncio.timeout(timeout_s):
-            while not await condition():  # noqa: ASYNC110 - the backend tells when asked
-                await asyncio.sleep(0.1)
-
     async def are_in_engine(self, *programs: str) -> None:
         """Wait until the engine's snapshots have shown a call of each program, or the call has ended."""
         for program in programs:
-            await self.until(partial(self.is_in_engine, program))
+            await until(partial(self.is_in_engine, program))
 
     async def is_in_engine(self, program: str) -> bool:
         status, why = await self.get(f"/autellix/v1/programs/{program}/why")
@@ -153,7 +148,7 @@ async def drill(backend: Backend) -> AsyncIterator[Client]:
         client = Client(backend, http)
         assert (await client.chat("warm-up"))[0] == 200
         yield client
-        await client.until(client.nothing_is_open)
+        await until(client.nothing_is_open)
         assert (await client.get("/readyz"))[0] == 200
 
 
@@ -170,7 +165,7 @@ async def test_an_engine_fails_under_calls(backend: Backend, fault: Any) -> None
         restarts_before = await client.metric("autellix_engine_restarts_total")
         has_begun = asyncio.Event()
         stream = asyncio.create_task(client.stream(streaming, has_begun, max_tokens=ENDLESS_TOKENS))
-        await has_begun.wait()
+        await until_set(has_begun, stream)
         waiting = asyncio.create_task(client.chat(unanswered, max_tokens=LONG_TOKENS))
         await client.are_in_engine(streaming, unanswered)
         old = backend.engine_pids()
@@ -185,7 +180,7 @@ async def test_an_engine_fails_under_calls(backend: Backend, fault: Any) -> None
         assert (await client.chat(streaming))[0] == 200
         status, answer = await waiting
         assert (status, answer["usage"]["completion_tokens"]) == (200, LONG_TOKENS)
-        await client.until(client.nothing_is_open)
+        await until(client.nothing_is_open)
         assert await client.metric("autellix_engine_restarts_total") == restarts_before + 1
         assert await client.metric("autellix_calls_total") == settled_before + 3
         assert not old.keys() & backend.engine_pids().keys(), "nothing is left of the engine that failed"
@@ -209,7 +204,7 @@ async def test_the_gateway_ends_under_load(backend: Backend) -> None:
         client = Client(backend, http)
         has_begun = asyncio.Event()
         stream = asyncio.create_task(client.stream("ending", has_begun, max_tokens=ENDLESS_TOKENS))
-        await has_begun.wait()
+        await until_set(has_begun, stream)
         programs = [f"ending-{number}" for number in range(6)]
         calls = [asyncio.create_task(client.chat(program, max_tokens=LONG_TOKENS)) for program in programs]
         await client.are_in_engine("ending", *programs)
@@ -219,7 +214,7 @@ async def test_the_gateway_ends_under_load(backend: Backend) -> None:
         async def is_draining() -> bool:
             return (await client.get("/readyz"))[0] == 503
 
-        await client.until(is_draining)
+        await until(is_draining)
         status, answer = await client.chat("late")
         assert (status, answer["error"]["code"]) == (503, "shutting_down")
         assert (await stream).endswith(b"data: [DONE]\n\n")

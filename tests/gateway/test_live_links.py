@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from statistics import median
@@ -16,6 +16,7 @@ import aiohttp
 import pytest
 from tests.drills.processes import Server, Spec
 from tests.ports import free_port
+from tests.waiting import until
 
 from autellix_backend.engines.vllm_command import SCHEDULER_CLASS, VLLM_SERVER, environment_defaults
 from autellix_lab.demo.model import DEMO_MODEL_NAME
@@ -129,12 +130,6 @@ async def get(session: aiohttp.ClientSession, gateway: Server, path: str) -> Any
         return await response.json()
 
 
-async def until_true(condition: Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not await condition():  # noqa: ASYNC110 - it is asked over HTTP
-            await asyncio.sleep(0.02)
-
-
 async def reports(session: aiohttp.ClientSession, gateway: Server, state: str) -> None:
     """Wait until a gateway says this of the engine's reports."""
 
@@ -142,7 +137,7 @@ async def reports(session: aiohttp.ClientSession, gateway: Server, state: str) -
         [row] = (await get(session, gateway, "/autellix/v1/engines"))["engines"]
         return bool(row["reporting"] == state)
 
-    await until_true(says)
+    await until(says)
 
 
 async def test_both_gateways_say_what_the_engine_is(gateways: list[Server]) -> None:
@@ -211,7 +206,7 @@ async def test_short_programs_do_not_wait_for_long_ones(gateways: list[Server]) 
     async with client() as session:
         # Twice as many as slots, so that two always wait.
         running = [asyncio.create_task(long(at)) for at in range(4)]
-        await until_true(look)
+        await until(look)
         await asyncio.gather(*running, *map(short, range(4)))
     assert all(call["position"] is not None for call in seen)
     # In order of arrival each would wait for a slot until some long call has ended.
@@ -252,7 +247,7 @@ async def test_a_killed_engine_returns_to_both(engine: Server, gateways: list[Se
                 [row] = (await get(session, gateway, "/autellix/v1/engines"))["engines"]
                 return bool(row["reporting"] != "up")
 
-            await until_true(has_gone)
+            await until(has_gone)
         await asyncio.to_thread(engine.start)
         for gateway in gateways:
             await reports(session, gateway, "up")
@@ -260,5 +255,5 @@ async def test_a_killed_engine_returns_to_both(engine: Server, gateways: list[Se
             async def is_ready(gateway: Server = gateway) -> bool:
                 return bool((await get(session, gateway, "/readyz")).get("status") == "ready")
 
-            await until_true(is_ready)
+            await until(is_ready)
             assert (await chat(session, gateway, "again", SHORT))["estimated"] is False

@@ -10,9 +10,10 @@ from typing import Any
 
 import aiohttp
 import pytest
-from tests.gateway.conftest import CHAT, HELLO, until_async
+from tests.gateway.conftest import CHAT, HELLO
 from tests.redis_server import RedisServer
 from tests.serving import listening
+from tests.waiting import until
 
 from autellix_backend.gateway.app import create_app
 from autellix_backend.gateway.classes import LEAST_PROGRAMS
@@ -89,7 +90,7 @@ def test_a_program_goes_through_both_and_outlives_the_loss_of_the_table(
                 ] is not None
 
             # The other gateway learns of the loss with its next look at the table.
-            await until_async(is_back)
+            await until(is_back)
             async with client.delete(other + "/autellix/v1/programs/shared") as response:
                 assert response.status == 204
             async with client.get(one + program) as response:
@@ -127,7 +128,7 @@ def test_new_gateways_tell_a_new_engine_how_sizes_spread(redis_program: str, tmp
                 return None not in told(before)[-2:]
 
             # Each gateway learns of the ends at the other one with its next look at the table.
-            await until_async(is_known)
+            await until(is_known)
         after = FakeEngine(FakeBehaviour())
         async with gateways(server.url, after) as (client, *urls):
             for url in urls:

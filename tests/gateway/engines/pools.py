@@ -10,9 +10,8 @@ from typing import Any
 
 import aiohttp
 from fastapi import FastAPI
-from tests.gateway.conftest import until, until_async
 from tests.serving import listening
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, until
 
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.policies import make_policy
@@ -102,7 +101,7 @@ async def serving_pool(
             async def is_settled() -> bool:
                 return (await store.counts()).active_calls == 0
 
-            await until_async(is_settled)
+            await until(is_settled)
             await until(lambda: all(not member.open_calls for member in app.state.components.pool))
     finally:
         for fake in engines:

@@ -6,8 +6,8 @@ import asyncio
 from typing import Any
 
 import pytest
-from tests.gateway.conftest import until
 from tests.gateway.engines.pools import CHAT, PROGRAM, PoolRig, serving_pool
+from tests.waiting import until
 
 from autellix_backend.gateway.engines import models
 from autellix_backend.gateway.engines.model_groups import groups_of

@@ -7,8 +7,8 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from tests.gateway.conftest import until, until_async
 from tests.gateway.engines.pools import CHAT, PROGRAM, serving_pool
+from tests.waiting import until
 
 from autellix_backend.engines import supervisor
 from autellix_backend.engines.base import EngineUnreachableError
@@ -118,7 +118,7 @@ async def test_no_call_is_lost_while_an_engine_is_drained_and_removed() -> None:
         async def has_left() -> bool:
             return await rig.names() == ["fake-1", "fake-2"]
 
-        await until_async(has_left)
+        await until(has_left)
         await until(lambda: not leaving.is_alive())
         assert 'engine="fake-0"' not in (await rig.text("/metrics"))[1]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import openai
 import pytest
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, until
 
 from autellix_backend.engines import supervisor
 from autellix_backend.gateway.engines import handle, pool
@@ -43,9 +43,10 @@ async def queued_calls(rig: Any) -> int:
 
 
 async def until_queued(rig: Any, count: int) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while await queued_calls(rig) != count:  # noqa: ASYNC110 - it tells when asked
-            await asyncio.sleep(0.01)
+    async def are_queued() -> bool:
+        return await queued_calls(rig) == count
+
+    await until(are_queued)
 
 
 async def post(rig: Any, program: str = "p", **fields: Any) -> tuple[int, dict[str, str], dict[str, Any]]:

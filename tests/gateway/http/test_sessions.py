@@ -7,7 +7,8 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
-from tests.gateway.conftest import Serve, until
+from tests.gateway.conftest import Serve
+from tests.waiting import until
 from yarl import URL
 
 from autellix_backend.gateway.identity.running_sessions import HEARTBEAT_S
