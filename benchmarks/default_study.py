@@ -4,6 +4,7 @@
     default_study.py constants DATA  each family left out in turn
     default_study.py gaps DATA       times of tools and people between calls
     default_study.py offline DATA    all programs at time zero
+    default_study.py clients DATA    clients that send no identity, or announce no ends
 
 DATA/public has the traces. Runs go to a file, one line each; runs that it has are not made again, so that an
 interrupted study goes on. Each figure is the mean over seeds of the ratio to
@@ -87,11 +88,17 @@ CASES = {
     "ThunderAgent": replace(_FCFS, baseline="thunderagent"),
     "Continuum": replace(_FCFS, baseline="continuum"),
     "llm-d": replace(_FCFS, baseline="llm-d"),
+    "no identity": replace(_OURS, unidentified_share=1.0),
+    "half without identity": replace(_OURS, unidentified_share=0.5),
+    "no ends": replace(_OURS, end_delay_s=None),
+    "half, no ends": replace(_OURS, unidentified_share=0.5, end_delay_s=None),
     "idle: 1 s": _settings(policy="boost", admission="working_set", idle_s=1.0),
 }
 OTHERS = ("plas", "atlas", "plas priced", "srpt", "ThunderAgent", "Continuum", "llm-d")
 OFFLINE = ("mlfq", "plas", "atlas", DEFAULT)
 GAPS = (DEFAULT, "idle: 1 s", "Continuum")
+CLIENTS = (DEFAULT, "no identity", "half without identity", "no ends", "half, no ends")
+"""Clients of whom the scheduler knows less. Programs without identity end with each call in any case."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +146,7 @@ WITH_GAPS = (
     *cells_of(("coding",), (0.8,), (0.25, 1.0, 0.5), gaps=PROPORTIONAL),
     *cells_of(tuple(DRAWN_GAPS), (0.8,), (0.25, 1.0, 0.5), gaps=DRAWN),
 )
+FROM_CLIENTS = (*cells_of(ALL, (1.3,), (1.0,)), *cells_of(("tools",), (1.3,), (0.25,)))
 BATCHES = cells_of(ALL, (1.0,), KV_SHARES, arrivals="at_once")
 """The load has no meaning in batches."""
 UNSEEN_BATCHES = cells_of(HELD_OUT, (1.0,), (0.25, 1.0), arrivals="at_once")
@@ -196,6 +204,12 @@ def gap_tables(runs: RunFile) -> list[str]:
             continue
         lines += [f"Load {load:g}:", "", *_case_table(runs, cells, GAPS), ""]
     return lines
+
+
+def client_tables(runs: RunFile) -> list[str]:
+    """Return the table of clients of whom less is known."""
+    cells = [cell for cell in FROM_CLIENTS if runs.seeds(cell, DEFAULT)]
+    return _case_table(runs, cells, CLIENTS)
 
 
 def offline_tables(runs: RunFile) -> list[str]:
@@ -343,6 +357,7 @@ STUDIES = {
         constants_tables,
     ),
     "gaps": Study([Block(cells=WITH_GAPS, cases=(BASE, *GAPS), seeds=FEW)], gap_tables),
+    "clients": Study([Block(cells=FROM_CLIENTS, cases=(BASE, *CLIENTS), seeds=FEW)], client_tables),
     "offline": Study(
         [
             Block(cells=BATCHES, cases=(BASE, *OFFLINE), seeds=UNTUNED),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 PROGRAM = "autellix_program"
 CALL = "autellix_call"
+UNIDENTIFIED = "autellix_unidentified"
+"""1 if nothing identified its program, which is this one call as far as is known."""
 THREAD = "autellix_thread"
 PARENTS = "autellix_parents"
 """The calls that it depends on, as in the header of parents; absent where a gateway has looked them up."""

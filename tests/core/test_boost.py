@@ -54,6 +54,33 @@ def test_the_key_is_the_arrival_less_the_boost_of_the_work() -> None:
     assert boost.key_s(program(50.0, work=4096.0)) == pytest.approx(expected)
 
 
+def test_programs_that_nothing_identified_keep_the_order_of_their_arrival() -> None:
+    boost = make_boost()
+
+    for facts in ({"work": 4096.0}, {"waiting_work": 1e6}, {"expected_work": 600.0}, {}):
+        assert boost.key_s(program(50.0, is_identified=False, **facts)) == 50.0
+        assert boost.key_s(program(50.0, **facts)) < 50.0
+
+
+def test_they_count_as_having_arrived_as_much_earlier_as_calls_of_others_do() -> None:
+    boost, unknown = make_boost(), program(150.0, is_identified=False)
+    old, new = program(10.0, work=4096.0), program(150.0, work=4096.0)
+    boost.on_arrival(old, 150.0)
+    boost.renew(200.0)
+    assert boost.key_s(unknown) == 150.0, "nobody is compared to anybody yet"
+
+    boost.on_arrival(unknown, 150.0)
+    for _ in range(1000):
+        boost.on_arrival(old, 150.0)
+        boost.on_arrival(new, 150.0)
+    boost.renew(200.0 + RENEWAL_S)
+    between = (boost.key_s(old) + boost.key_s(new)) / 2
+    assert boost.key_s(unknown) == pytest.approx(between, abs=5.0)
+    # All of them move together, and those of other tenants by what is known there.
+    assert boost.place(unknown).base == 150.0
+    assert boost.key_s(program(150.0, is_identified=False, tenant="other")) == 150.0
+
+
 def test_every_program_has_some_work() -> None:
     boost = make_boost()
 

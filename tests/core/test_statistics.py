@@ -12,18 +12,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autellix_backend.core.policies.plas import Plas
 from autellix_backend.core.statistics import (
     FADING,
     KNOWN_PROGRAMS,
     MAX_TENANTS,
     PRIOR_PROGRAMS,
     PRIOR_SPREAD,
+    QUIET_SHARE,
     SIZE_WINDOW,
     WARM_UP_ENDS,
     ProgramStatistics,
     SizeSpread,
     TokenCost,
 )
+from autellix_backend.core.table import ProcessTable
 
 
 def run_one_by_one(statistics: ProgramStatistics, programs: int, seconds: float, start: float = 0.0) -> float:
@@ -53,6 +56,31 @@ def test_the_response_time_is_that_of_programs_that_ran_alone(programs: int) -> 
     statistics.on_live(now)
 
     assert statistics.response_s == pytest.approx(3.0)
+
+
+@pytest.mark.parametrize("programs", [5, WARM_UP_ENDS, 10 * WARM_UP_ENDS])
+def test_the_response_time_is_bounded_where_no_ends_are_announced(programs: int) -> None:
+    table, now = ProcessTable(), 0.0
+    for number in range(programs):
+        table.begin(str(number), "c", now)
+        now += 3.0
+        table.complete(
+            str(number), "c", now, policy=Plas(), inherited_service_s=0.0, service_s=3.0, wait_s=0.0
+        )
+    table.begin("last", "c", now)
+
+    assert 3.0 <= table.statistics.response_s <= 3.0 / QUIET_SHARE
+
+
+@pytest.mark.parametrize("programs", [5, WARM_UP_ENDS, 10 * WARM_UP_ENDS])
+def test_programs_between_calls_change_nothing_as_long_as_more_have_ended(programs: int) -> None:
+    statistics = ProgramStatistics()
+    now = run_one_by_one(statistics, programs, 3.0)
+    statistics.on_live(now)
+    before_s = statistics.response_s
+
+    statistics.begun = 2 * programs
+    assert statistics.response_s == before_s
 
 
 def test_the_response_time_grows_with_the_programs_that_share_the_engine() -> None:

@@ -10,6 +10,8 @@ from autellix_backend.core.arrival import Arrival
 from autellix_backend.core.priority import Priority
 from autellix_backend.vllm_plugin.identity import MAX_ENDED, MAX_ID_LENGTH, CallIdentity, read_identity
 
+ANONYMOUS = Arrival("r", "r", is_identified=False)
+
 
 def test_reads_what_the_gateway_sends() -> None:
     """All keys arrive in the identity."""
@@ -56,14 +58,21 @@ def test_a_session_stands_in_for_a_program() -> None:
 
 def test_an_anonymous_request_is_its_own_program() -> None:
     """Nothing given: the request id is call and program."""
-    assert CallIdentity(call_id="r", arrival=Arrival("r", "r")) == read_identity("r", {}, None)
+    assert CallIdentity(call_id="r", arrival=ANONYMOUS) == read_identity("r", {}, None)
+
+
+@pytest.mark.parametrize(("value", "is_identified"), [(1, False), (None, True), (0, True), ("1", True)])
+def test_a_gateway_says_which_programs_nothing_identified(value: Any, is_identified: bool) -> None:
+    args = {"autellix_program": "p", "autellix_unidentified": value}
+    arrival = read_identity("r", args, None).arrival
+    assert (arrival.program_id, arrival.is_identified) == ("p", is_identified)
 
 
 @pytest.mark.parametrize("value", [7, None, [], {}, "", "x" * (MAX_ID_LENGTH + 1), b"p", True])
 def test_an_unusable_id_counts_as_absent(value: Any) -> None:
     """Ids that are no short text are ignored."""
     args = {"autellix_program": value, "autellix_call": value, "autellix_thread": value}
-    assert CallIdentity(call_id="r", arrival=Arrival("r", "r")) == read_identity("r", args, value)
+    assert CallIdentity(call_id="r", arrival=ANONYMOUS) == read_identity("r", args, value)
 
 
 @pytest.mark.parametrize("value", [-1, math.nan, math.inf, -math.inf, "1", True, None, [], 10**400])

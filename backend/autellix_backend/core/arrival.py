@@ -33,6 +33,8 @@ class _Ids(msgspec.Struct, frozen=True, gc=False):
 class Arrival(_Ids, frozen=True, kw_only=True, gc=False):
     """A call as it arrives; a bad weight raises ValueError."""
 
+    is_identified: bool = True
+    """Whether anything identified its program; else that is this one call, as far as is known."""
     thread_id: str = "0"
     tenant: str = ""
     """Its tenant; tenants share the engine by weight."""

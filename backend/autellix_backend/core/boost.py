@@ -10,6 +10,11 @@ takes. The strength g (s) is a share of the programs' mean response time. Where 
 same size, known work says nothing about what is left, and order of arrival is best: g falls to zero as the
 spread of sizes does. Each tenant has a strength of its own, by its own sizes.
 
+A call whose program nothing identified may be any call of any program. By its own work, calls of all programs
+would take turns, and these would evict each other's contexts; by its arrival alone, it would wait for calls
+of all earlier programs. So it counts as having arrived earlier by as much as those of identified programs do
+on average: such calls run in the order of their arrival, and share the engine with the others.
+
 Whoever waits for a group of programs waits for its last one. So a program also counts as having arrived
 earlier by the share of its group that has ended, times the mean response time as it is then.
 
@@ -24,7 +29,8 @@ import math
 from collections.abc import Collection
 
 from autellix_backend.core.place import Place, WorkClass
-from autellix_backend.core.statistics import ProgramStatistics, TokenCost
+from autellix_backend.core.recent import latest
+from autellix_backend.core.statistics import MAX_TENANTS, ProgramStatistics, TokenCost
 from autellix_backend.core.table import Program
 
 OUTPUT_WEIGHT = 32.0
@@ -38,6 +44,10 @@ LEAST_WORK = 512.0
 RENEWAL_S = 0.25
 """Strengths and cost are brought up to date so often: a step changes them by little, and looking every class
 up again would take long with many tenants."""
+UNIDENTIFIED = -1
+"""The exponent in the class of calls whose program nothing identified."""
+LEAD_FADING = 0.95
+"""The weight that a lead keeps after each further call: about the latest twenty count."""
 _LEAST_SHARE = 1e-12
 """The least share of the strength: below it, the logarithm loses all its digits."""
 
@@ -45,6 +55,18 @@ _LEAST_SHARE = 1e-12
 def work_of(prompt_tokens: float, output_tokens: float) -> float:
     """Return the work of tokens, in prompt tokens."""
     return prompt_tokens + OUTPUT_WEIGHT * output_tokens
+
+
+class _Lead:
+    """By how much earlier calls of identified programs count than they arrive, on average."""
+
+    def __init__(self) -> None:
+        self.mean_s = 0.0
+        self._weight = 0.0
+
+    def add(self, lead_s: float) -> None:
+        self._weight = self._weight * LEAD_FADING + 1.0
+        self.mean_s += (lead_s - self.mean_s) / self._weight
 
 
 class ProgramBoost:
@@ -58,6 +80,8 @@ class ProgramBoost:
         self.epoch = 0
         self._next_s = -math.inf
         self._token_s = token_cost.seconds
+        self._leads: dict[str, _Lead] = {}
+        """Those of the tenants that have calls whose program nothing identified."""
         self._strengths_s: dict[str, float] = {}
         """The strength of the boost, by tenant."""
         self._boosts_s: dict[WorkClass, float] = {}
@@ -87,11 +111,20 @@ class ProgramBoost:
         self._boosts_s = {}
         self.epoch += 1
 
+    def on_arrival(self, program: Program, now: float) -> None:
+        """Learn from a call that arrives, in a tenant that has any whose program nothing identified."""
+        if not program.is_identified:
+            latest(self._leads, program.tenant, _Lead, MAX_TENANTS)
+        elif (lead := self._leads.get(program.tenant)) is not None:
+            lead.add(now - self.key_s(program))
+
     def place(self, program: Program) -> Place:
         """Return the present place of a program in the order of its tenant."""
         base_s = program.created_s - program.priority.head_start_s
         if program.group is not None:
             base_s -= self._statistics.response_s * program.group.ended_share
+        if not program.is_identified:
+            return Place(base_s, WorkClass(program.tenant, UNIDENTIFIED))
         known = program.expected_work or program.work + program.waiting_work
         # By powers of two, so that programs of about the same work keep the order of their arrival.
         exponent = math.ceil(math.log2(max(known, LEAST_WORK)))
@@ -107,6 +140,9 @@ class ProgramBoost:
         return boost_s
 
     def _compute(self, work_class: WorkClass) -> float:
+        if work_class.exponent == UNIDENTIFIED:
+            lead = self._leads.get(work_class.tenant)
+            return -lead.mean_s if lead is not None else 0.0
         strength_s = self._strengths_s.get(work_class.tenant, 0.0)
         if strength_s <= 0:
             return 0.0

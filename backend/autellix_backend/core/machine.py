@@ -131,6 +131,8 @@ class Machine:
         )
         self.table.merge(program_id, arrival.service_s, arrival.wait_s, arrival.work)
         _update(program, arrival, now)
+        if self.policy.boosts:
+            self.boost.on_arrival(program, now)
         if arrival.group:
             self.table.join(program, arrival.group)
         call = self._calls[call_id] = Call(
@@ -558,6 +560,7 @@ def _update(program: Program, arrival: Arrival, now: float) -> None:
         program.expected_s = arrival.expected_s
     if arrival.age_s is not None:
         program.created_s = min(program.created_s, now - arrival.age_s)
+    program.is_identified = arrival.is_identified
     program.expected_work = arrival.expected_work
     program.class_name = arrival.class_name
     program.priority = arrival.priority

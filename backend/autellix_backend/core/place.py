@@ -11,7 +11,7 @@ class WorkClass(NamedTuple):
 
     tenant: str
     exponent: int
-    """Their work counts as this power of two."""
+    """Their work counts as this power of two; `core.boost.UNIDENTIFIED` if it does not count."""
 
     @property
     def work(self) -> float:

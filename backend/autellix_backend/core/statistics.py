@@ -9,6 +9,8 @@ from autellix_backend.core.recent import latest
 
 WARM_UP_ENDS = 20
 """Ends of programs that are averaged evenly; from then on older ones fade."""
+QUIET_SHARE = 0.5
+"""The share of programs without a call that count as ended, at least: some clients announce no ends."""
 FADING = 0.05
 """The weight of each further end: about the latest twenty count."""
 SIZE_WINDOW = 256
@@ -80,6 +82,8 @@ class ProgramStatistics:
     """Counts live programs, and learns from each end; `now` never decreases."""
 
     def __init__(self) -> None:
+        self.begun = 0
+        """Programs that have appeared."""
         self.live = 0
         """Programs with active calls."""
         self.sizes: dict[str, SizeSpread] = {}
@@ -126,9 +130,11 @@ class ProgramStatistics:
     @property
     def response_s(self) -> float:
         """The mean time (s) in which a program is live (Little's law: live ones times time between ends)."""
-        if self._ends < WARM_UP_ENDS:
+        # Without it, R would grow without bound where no ends are announced, and the boost with it.
+        quiet = QUIET_SHARE * (self.begun - self.live)
+        if self._ends < max(WARM_UP_ENDS, quiet):
             # Until enough have ended, the time so far counts as one more interval.
-            return self.live * self._busy_s / (self._ends + 1)
+            return self.live * self._busy_s / max(self._ends + 1, quiet)
         return self.live * self._between_ends_s
 
     def _advance(self, now: float) -> None:

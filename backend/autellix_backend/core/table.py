@@ -50,6 +50,8 @@ class Program:
     """The tenant of its latest call."""
     created_s: float
     """When its first call arrived."""
+    is_identified: bool = True
+    """Whether anything identified it; else it is one call, as far as its latest call could show."""
     service_s: float = 0.0
     """Service of completed calls: their sum (PLAS) or the longest observed path (ATLAS)."""
     wait_s: float = 0.0
@@ -119,6 +121,7 @@ class ProcessTable:
         if program is None:
             program = self._programs[program_id] = Program(program_id=program_id, created_s=now)
             self._idle[program_id] = None
+            self.statistics.begun += 1
         return program
 
     def get(self, program_id: str) -> Program | None:
@@ -348,7 +351,9 @@ class ProcessTable:
             if not group.living:
                 del self._groups[group.key]
         if now is not None:
-            self.statistics.on_ended(program.work, now, program.tenant)
+            # What a single call took says nothing about the sizes of programs.
+            work = program.work if program.is_identified else 0.0
+            self.statistics.on_ended(work, now, program.tenant)
 
     def check(self) -> None:
         """Assert the table's invariants."""

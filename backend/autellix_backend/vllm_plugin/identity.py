@@ -51,7 +51,8 @@ class CallIdentity(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 def read_identity(request_id: str, extra_args: object, session_id: object) -> CallIdentity:
     """Read the identity of a request; a value of the wrong kind counts as absent, never as an error.
 
-    A request that names no program belongs to its session, else it is a program of its own.
+    A request that names no program belongs to its session, else it is a program of its own, which nothing
+    identified.
     """
     args: Mapping[object, object] = extra_args if isinstance(extra_args, Mapping) else {}
     if engine_args.PROGRAM not in args:
@@ -63,10 +64,12 @@ def read_identity(request_id: str, extra_args: object, session_id: object) -> Ca
         if reader is not None and (fact := reader[1](value)) is not None:
             facts[reader[0]] = fact
     facts.setdefault("service_s", facts.get("inherited_s"))
-    program_id = _identifier(args.get(engine_args.PROGRAM)) or _identifier(session_id) or request_id
+    named = _identifier(args.get(engine_args.PROGRAM)) or _identifier(session_id)
+    if named is None or args.get(engine_args.UNIDENTIFIED) == 1:
+        facts["is_identified"] = False
     return CallIdentity(
         call_id=_identifier(args.get(engine_args.CALL)) or request_id,
-        arrival=Arrival(request_id, program_id, **facts),
+        arrival=Arrival(request_id, named or request_id, **facts),
         is_last=args.get(engine_args.LAST) == 1,
         spread=_amount(args.get(engine_args.SPREAD)),
         ended=_ended(args.get(engine_args.ENDED)),

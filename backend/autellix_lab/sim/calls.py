@@ -28,6 +28,8 @@ class EngineCall:
     _: KW_ONLY
     parents: tuple[str, ...]
     prefix: InitVar[SystemPrefix | None] = None
+    is_identified: bool = True
+    """Whether its client names its program; else the engine takes it for a program of its own."""
     class_name: str = ""
     group: str = ""
     priority: Priority = Priority.DEFAULT

@@ -203,6 +203,7 @@ class SimEngine:
                 Arrival(
                     call.call_id,
                     call.program_id,
+                    is_identified=call.is_identified,
                     thread_id=call.trace.thread,
                     parents=call.parents,
                     expected_s=call.expected_s,
@@ -213,10 +214,11 @@ class SimEngine:
                     priority=call.priority,
                     context=Context(
                         call.prompt_tokens,
-                        call.shared_tokens // block_tokens * block_tokens,
+                        # As live, where only earlier calls of its program are known.
+                        call.shared_tokens // block_tokens * block_tokens if call.is_identified else 0,
                         call.prefix_key,
                         call.prefix_tokens // block_tokens * block_tokens,
-                        None if call.base is None else call.base.call_id,
+                        call.base.call_id if call.base is not None and call.is_identified else None,
                     ),
                 ),
                 now,
@@ -268,6 +270,8 @@ class SimEngine:
         if self.blocks.host is not None:
             self.blocks.host.leave(call)
         self._changed("finish", call, now)
+        if not call.is_identified:
+            self.end_program(call.program_id, now)
 
     def end_program(self, program_id: str, now: float) -> None:
         """Note that a program has ended."""

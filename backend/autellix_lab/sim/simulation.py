@@ -73,6 +73,11 @@ class SimSettings:
     """Time from a program's end until the scheduler learns of it; None if clients announce no ends."""
     idle_s: float = math.inf
     """Time without calls after which a program counts as ended, whether it is over or waits for a tool."""
+    unidentified_share: float = 0.0
+    """The share of programs whose clients send no identity.
+
+    Each of their calls is a program of its own to the scheduler, and ends with it.
+    """
     hint_sigma: float | None = None
     """Sigma of the log-normal error of the clients' hints of remaining tokens; None sends no hints."""
     knows_sizes: bool = False
@@ -101,6 +106,8 @@ class SimSettings:
             raise ValueError(f"end_delay_s must be 0 or more or None, not {self.end_delay_s}")
         if not self.idle_s > 0:
             raise ValueError(f"idle_s must be above zero, not {self.idle_s}")
+        if not 0 <= self.unidentified_share <= 1:
+            raise ValueError(f"unidentified_share must be from 0 to 1, not {self.unidentified_share}")
         if self.hint_sigma is not None and self.hint_sigma < 0:
             raise ValueError(f"hint_sigma must be 0 or more, not {self.hint_sigma}")
         make_balancer(self.balancer, self.threshold_tokens)
@@ -321,10 +328,12 @@ class _Simulation:
 
     def _arrive(self, program: LiveProgram, number: int, now: float) -> SimEngine:
         trace = program.trace.calls[number]
+        call_id, is_identified = f"{program.index}.{number}", self._is_identified(program)
         call = EngineCall(
-            f"{program.index}.{number}",
-            program.program_id,
+            call_id,
+            program.program_id if is_identified else call_id,
             trace,
+            is_identified=is_identified,
             parents=tuple(f"{program.index}.{parent}" for parent in trace.parents),
             prefix=program.prefix,
             class_name=program.trace.source,
@@ -337,7 +346,7 @@ class _Simulation:
         loads = [self._load(engine, now) for engine in self._engines.values()]
         prefix = "" if program.prefix is None else program.prefix.key
         engine = self._engines[
-            self._balancer.assign(ArrivingCall(program.program_id, trace.prefill_tokens, prefix), loads)
+            self._balancer.assign(ArrivingCall(call.program_id, trace.prefill_tokens, prefix), loads)
         ]
         call.base = program.base(engine.name, trace)
         can_stay = program.engine in self._engines and self._is_accepting(program.engine)
@@ -349,6 +358,11 @@ class _Simulation:
         if end_s is not None:
             self._schedule_end(engine, end_s)
         return engine
+
+    def _is_identified(self, program: LiveProgram) -> bool:
+        """Whether the client of a program names it; spread evenly over the programs, as they begin."""
+        share = self._settings.unidentified_share
+        return math.floor((program.index + 1) * share) == math.floor(program.index * share)
 
     def _expected_return_s(self, program: ProgramTrace, call: CallTrace) -> float | None:
         expected = self._settings.expected_returns
@@ -391,6 +405,8 @@ class _Simulation:
                 cached_tokens=call.cached_tokens,
             )
         )
+        if not call.is_identified:
+            self._balancer.forget(call.program_id)
         self._finished_calls += 1
         program = self._owners.pop(call.call_id)
         self._estimator.observe_call("", program.trace.source, call.record.service_s, call.output_tokens)

@@ -144,3 +144,22 @@ async def test_an_engine_whose_kind_shows_after_the_gateways_start_gets_its_fiel
         [call] = rig.engine.calls
         assert call.json["vllm_xargs"]["autellix_program"] == "p"
         assert call.headers["x-session-id"] == "p"
+
+
+async def test_engines_get_each_call_that_nothing_identified_as_a_program_of_its_own(serve: Any) -> None:
+    """What a process calls outside of programs is one program to us, and many to the engine."""
+    process = {"X-Autellix-Program-ID": "process", "X-Autellix-Flags": "implicit"}
+    async with serve(engine=FakeEngine(kind=EngineKind.VLLM), policy="boost") as rig:
+        for headers in (process, process, {}, {"X-Autellix-Program-ID": "mine"}):
+            await rig.chat(headers)
+        first, second, anonymous, mine = (call.json["vllm_xargs"] for call in rig.engine.calls)
+
+        assert len({args["autellix_program"] for args in (first, second, anonymous, mine)}) == 4
+        assert mine["autellix_program"] == "mine"
+        for args in (first, second, anonymous):
+            assert (args["autellix_unidentified"], args["autellix_last"], args["autellix_work"]) == (1, 1, 0)
+        assert not {"autellix_unidentified", "autellix_last"} & set(mine)
+        await rig.settled()
+        _, listed = await rig.get("/autellix/v1/programs")
+        counts = {each["program_id"]: each["finished_calls"] for each in listed["programs"]}
+        assert counts["process"] == 2

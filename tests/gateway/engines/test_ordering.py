@@ -85,6 +85,19 @@ def test_a_call_that_waited_too_long_is_promoted() -> None:
     assert (wait.wait_s, wait.counted_s) == (12.0, 2.0), "what a promotion made good counts no more"
 
 
+def test_calls_that_nothing_identified_go_by_their_arrival() -> None:
+    ordering = ordered(1, policy="boost")
+    for number, tokens in enumerate([90_000, 10, 5_000]):
+        arrival = Arrival(str(number), str(number), is_identified=False, context=Context(tokens))
+        ordering.enter(arrival, float(number))
+    order = []
+    while (key := ordering.next(4.0)) is not None:
+        ordering.send(key, 4.0)
+        ordering.leave(key, 4.0)
+        order.append(key)
+    assert order == ["0", "1", "2"]
+
+
 @given(
     policy=st.sampled_from(LIVE_POLICY_NAMES),
     slots=st.integers(1, 4),

@@ -177,6 +177,7 @@ def test_a_sub_agents_end_is_not_its_programs() -> None:
     assert calls.resolve({**DYNAMO_CHILD, "x-autellix-final": "true"}).is_final
 
 
+RESPONSE = "resp_" + "0123456789abcdef" * 2
 CHAT = [
     {"role": "user", "content": "a"},
     {"role": "assistant", "content": "b"},
@@ -192,6 +193,36 @@ def test_an_unnamed_chat_is_recognised() -> None:
     assert (joined.program, joined.source) == ("call-1", "content-chain")
     assert not joined.is_anonymous
     assert calls.resolve({}, prompt="text").is_anonymous
+
+
+def test_only_what_a_call_continues_identifies_its_program_without_a_name() -> None:
+    for tenant in ("", "lab"):
+        calls = Calls()
+        for headers in ({"x-session-id": "s"}, {"x-autellix-program-id": "p"}, DYNAMO_CHILD):
+            assert calls.resolve(headers, tenant, messages=CHAT).is_identified
+        # A completion, and a chat that nothing known comes before.
+        assert not calls.resolve({}, tenant, prompt="text").is_identified
+        begun = [*CHAT[:2], {"role": "user", "content": "of nobody else"}]
+        assert not calls.resolve({}, tenant, messages=begun).is_identified
+        longer = [*begun, {"role": "assistant", "content": "d"}, {"role": "user", "content": "e"}]
+        assert calls.resolve({}, tenant, messages=longer).is_identified
+        keep = calls.store.keep_answer(tenant, [RESPONSE], AnswerSource("program", "e"), 0.0)
+        asyncio.run(keep)
+        assert calls.resolve({}, tenant, input="go on", previous_response_id=RESPONSE).is_identified
+
+
+def test_what_a_process_calls_outside_of_programs_is_not_identified_before_it_is_continued() -> None:
+    calls, headers = Calls(), {"x-autellix-program-id": "process", "x-autellix-flags": "implicit"}
+    question, tools = [{"role": "user", "content": "a"}], [{"type": "function", "function": {"name": "f"}}]
+
+    loose = calls.resolve(headers, messages=question)
+    assert (loose.program, loose.is_identified) == ("process", False)
+    agent = calls.resolve(headers, messages=question, tools=tools)
+    assert (agent.program, agent.is_identified) == (agent.call, False)
+    source = AnswerSource("process", "e", loose.implicit)
+    asyncio.run(calls.store.keep_answer("", [call_key(loose.call), RESPONSE], source, 0.0))
+    joined = calls.resolve(headers, input="go on", previous_response_id=RESPONSE)
+    assert (joined.program, joined.is_identified) == (loose.call, True)
 
 
 def test_a_named_chat_is_not_matched() -> None:

@@ -107,8 +107,9 @@ class GatewayCall(QueuedCall):
 
     @property
     def is_last(self) -> bool:
-        """Whether its program ends with it, as far as is known before its answer."""
-        return self.identity.is_final or (self.identity.is_anonymous and not self.body.offers_tools)
+        """Whether its program in the engine ends with it, as far as is known before its answer."""
+        is_anonymous = self.identity.is_anonymous and not self.body.offers_tools
+        return self.identity.is_final or self.is_alone or is_anonymous
 
     @property
     def ends_program(self) -> bool:
@@ -142,11 +143,17 @@ class GatewayCall(QueuedCall):
 
     def begin(self, start: CallStart, inherited: Inherited, now: float, class_name: str = "") -> None:
         """Enter the process table; `class_name` is the class of its program."""
+        implicit = self.identity.implicit
+        self.is_alone = implicit is not None and implicit.is_loose
+        if self.is_alone:
+            inherited = replace(inherited, age_s=0.0, work=0.0)
         self.start, self.inherited, self.began_s, self.engine_key = start, inherited, now, start.key
         self.entry_service_s = inherited.service_s
         self.arrival = Arrival(
             start.key,
-            start.program_id,
+            # The program of its process mixes strangers; this is the one it has if a later call continues it.
+            self.tenant.scoped(start.call_id) if self.is_alone else start.program_id,
+            is_identified=self.identity.is_identified,
             thread_id=start.thread_id,
             tenant=self.tenant.name,
             weight=self.tenant.weight,

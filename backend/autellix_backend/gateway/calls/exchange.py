@@ -178,7 +178,7 @@ class Exchange:
                 handle.queue.on_reached(self.call)
                 handle.ended.on_received(self.ended)
                 if self.call.is_last:
-                    handle.ended.on_last_received(self.call.start.program_id)
+                    handle.ended.on_last_received(self.call.arrival.program_id)
                 await self._relay(handle, response)
             except EngineUnavailableError as error:
                 if error.is_unsent:
@@ -205,7 +205,7 @@ class Exchange:
         self.registry.on_sent(self.call)
         call, args = self.call, dict[str, str | float]()
         if call.dialect.takes_identity:
-            self.ended = handle.ended.on_sent(call.start.program_id)
+            self.ended = handle.ended.on_sent(call.arrival.program_id)
             args = self.arguments.of(call, self.ended)
         return engine_request(call, handle.engine.kind, args)
 

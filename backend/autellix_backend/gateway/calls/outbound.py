@@ -93,12 +93,14 @@ class EngineArguments:
         """
         tenant, inherited = call.tenant, call.inherited
         args: dict[str, str | float] = {
-            engine_args.PROGRAM: call.start.program_id,
+            engine_args.PROGRAM: call.arrival.program_id,
             engine_args.CALL: call.engine_key,
             engine_args.THREAD: call.start.thread_id,
             engine_args.SERVICE_S: inherited.service_s,
             engine_args.WAIT_S: inherited.wait_s,
         }
+        if not call.arrival.is_identified:
+            args[engine_args.UNIDENTIFIED] = 1
         if inherited.program_service_s != inherited.service_s:
             args[engine_args.PROGRAM_SERVICE_S] = inherited.program_service_s
         if inherited.expected_s is not None:

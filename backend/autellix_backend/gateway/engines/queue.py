@@ -50,6 +50,8 @@ class QueuedCall:
     """The order that it entered there."""
     turn: asyncio.Future[bool] = field(init=False, repr=False)
     """Done when it may be sent (True) or has to move to another engine's queue (False)."""
+    is_alone: bool = False
+    """Whether it is a program of its own to its engine, which ends with it."""
     restarts: int = 0
     """How often the engine that it was sent to had been restarted."""
     usage: Usage | None = None
@@ -259,6 +261,8 @@ class EngineQueue:
     def _leave(self, call: QueuedCall) -> None:
         self._queued.pop(call.arrival.call_id, None)
         wait = call.ordering.leave(call.arrival.call_id, self.clock(), call.usage)
+        if call.is_alone:
+            call.ordering.on_program_ended(call.arrival.program_id, self.clock())
         if wait is not None:
             self._note_wait(call, wait)
         else:

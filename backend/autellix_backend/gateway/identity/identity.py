@@ -62,6 +62,8 @@ MAX_EXPECTED_DIGITS = 12
 SECONDS = r"[0-9]{1,9}(\.[0-9]{1,9})?"
 """The form of an expected return."""
 
+_MADE_UP = (ANONYMOUS, FOREIGN_TOKEN, CONTENT_CHAIN, OUTSIDE)
+"""Sources of a program that has the call's own id, unless the call joins that of another one."""
 _CLIENTS_WITH_PARENTS = frozenset(alias.client for alias in ALIASES if alias.field is AliasField.PARENT)
 
 
@@ -101,6 +103,11 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     """What later calls have to know of it, if it is outside of all programs of its client."""
     adopts: Adoption | None = None
     """The call that its program takes over with it."""
+    is_identified: bool = True
+    """Whether anything identified its program: a name, or what it continues or depends on.
+
+    Else its program is this one call, as far as is known, or all that a process calls outside of programs.
+    """
 
     def scoped_to(self, tenant: Tenant) -> Identity:
         """Return the identity with the tenant's name in the ids of its program and session."""
@@ -177,6 +184,14 @@ class IdentityResolver:
         bring what its tools return.
         """
         self._count(identity.aliases)
+        found = await self._resolve(identity, fields, tenant, offers_tools=offers_tools)
+        is_made_up = found.source in _MADE_UP and found.program == tenant.scoped(found.call)
+        is_loose = found.implicit is not None and found.implicit.is_loose
+        return replace(found, is_identified=False) if is_made_up or is_loose else found
+
+    async def _resolve(
+        self, identity: Identity, fields: Fields, tenant: Tenant, *, offers_tools: bool
+    ) -> Identity:
         if identity.source == FOREIGN_TOKEN:
             return identity
         if IMPLICIT in identity.flags and identity.source == PROGRAM_HEADER:
