@@ -7,7 +7,8 @@ turn, in another order each round. Load comes from 1, 16, 64 and 256 clients: wh
 streams of 32 events. Connections are opened before the calls are timed. CPU time is that of the process in
 front of the engine; on a busy machine it means more than times on the clock, which are mostly waits for a
 core. Added times are differences of percentiles from calls to the engine itself. Memory is the proportional
-set size of that process and its children after the calls.
+set size of that process and its children after the calls. "Times plain" is over the pass-through on h11; the
+other one reads requests as the gateway does.
 
 COMMAND is `autellix` of an earlier version in an environment of its own; peers.py explains PROGRAM.
 """
@@ -44,7 +45,7 @@ ENVIRONMENT = {
     "AUTELLIX_ENGINE_KIND": "vllm",
     "AUTELLIX_ENGINE_REPORT_SECRET": "secret-of-the-benchmark-of-the-gateway",
 }
-PLAIN, DIRECT = "plain pass-through", "no proxy"
+PLAIN, PLAIN_FAST, DIRECT = "plain pass-through", "plain pass-through, httptools", "no proxy"
 TOKENS = {"answer": 1, "stream": 32}
 
 
@@ -126,7 +127,10 @@ async def start(stack: AsyncExitStack, options: argparse.Namespace, folder: Path
     plain = await engine(Path(sys.executable))
     url, port = plain.url, free_port()
     ways = [Proxy(DIRECT, url, None)]
-    ways.append(await way(PLAIN, (sys.executable, BENCHMARKS / "plain_proxy.py", url, port), port))
+    proxy = (sys.executable, BENCHMARKS / "plain_proxy.py", url)
+    ways.append(await way(PLAIN, (*proxy, port, "--http", "h11"), port))
+    port = free_port()
+    ways.append(await way(PLAIN_FAST, (*proxy, port), port))
     for name, program in (("autellix", HERE / "autellix"), ("autellix before", options.before)):
         if program is not None:
             own, port = await engine(program.parent / "python"), free_port()

@@ -1,6 +1,7 @@
-"""The least that a gateway of FastAPI, uvicorn and aiohttp does: `plain_proxy.py ENGINE PORT`.
+"""The least that a gateway of FastAPI, uvicorn and aiohttp does: `plain_proxy.py ENGINE PORT [--http h11]`.
 
-It passes calls on with the server's settings of `autellix serve`, and reads nothing in them.
+It passes calls on with the server's settings of `autellix serve`, and reads nothing in them. With `--http h11`
+it reads requests as uvicorn does where httptools is not installed.
 """
 
 from __future__ import annotations
@@ -58,7 +59,9 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("engine", metavar="URL")
     parser.add_argument("port", type=int)
+    parser.add_argument("--http", choices=["h11", "httptools"])
     args = parser.parse_args()
     config = server_config(create_app(args.engine), lifespan="on")
+    config.http = args.http or config.http
     config.host, config.port = "127.0.0.1", args.port
     uvicorn.Server(config).run()
