@@ -1,7 +1,7 @@
 """The least that a gateway of FastAPI, uvicorn and aiohttp does: `plain_proxy.py ENGINE PORT [--http h11]`.
 
-It passes calls on with the server's settings of `autellix serve`, and reads nothing in them. With `--http h11`
-it reads requests as uvicorn does where httptools is not installed.
+It passes calls on with the server's settings of `autellix serve`, and reads nothing in them. With
+`--http h11` it reads requests as uvicorn does where httptools is not installed.
 """
 
 from __future__ import annotations

@@ -8,10 +8,11 @@ from contextlib import asynccontextmanager
 
 import pytest
 from aiohttp import web
+from tests.ports import free_port
 
 from autellix_backend.engines.base import EngineKind
 from autellix_backend.engines.factory import make_engines
-from autellix_backend.engines.probe import CacheFacts, detect_kind, read_cache
+from autellix_backend.engines.probe import CacheFacts, detect_kind, probe, read_cache
 from autellix_backend.engines.remote import RemoteEngine
 from autellix_backend.settings import AUTO_KIND, ENGINE_KINDS, EngineSettings, Settings, SettingsError
 
@@ -120,3 +121,8 @@ def test_the_setting_knows_every_kind() -> None:
     with pytest.raises(SettingsError) as caught:
         EngineSettings(kind="tgi")
     assert caught.value.field == "engine.kind"
+
+
+async def test_a_refused_connection_is_named_in_the_systems_words() -> None:
+    health = await probe(f"http://127.0.0.1:{free_port()}", 5.0)
+    assert health.problem == "does not answer (Connection refused)"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -76,12 +77,18 @@ async def _ask(client: aiohttp.ClientSession, base_url: str, path: str) -> Healt
     except TimeoutError:
         return Health(problem=f"does not answer {path} in time", is_silent=True)
     except (aiohttp.ClientError, OSError, asyncio.IncompleteReadError) as error:
-        return Health(problem=f"does not answer ({type(error).__name__})")
+        return Health(problem=f"does not answer ({_words(error)})")
 
 
 def _client(timeout_s: float, authorization: str | None) -> aiohttp.ClientSession:
     headers = {} if authorization is None else {"authorization": authorization}
     return aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=timeout_s), headers=headers)
+
+
+def _words(error: Exception) -> str:
+    number = error.errno if isinstance(error, OSError) else None
+    # Failed look-ups of names have numbers of their own.
+    return os.strerror(number) if number is not None and number > 0 else type(error).__name__
 
 
 async def detect_kind(base_url: str, timeout_s: float, authorization: str | None = None) -> EngineKind:
