@@ -90,9 +90,11 @@ async def echo(scope: Any, receive: Any, send: Any) -> None:
 
 
 @asynccontextmanager
-async def serving(http: Any = None, *, keep_alive_s: float = PATIENCE_S) -> AsyncIterator[int]:
+async def serving(
+    http: Any = None, *, keep_alive_s: float = PATIENCE_S, most: int | None = None
+) -> AsyncIterator[int]:
     """Serve the app as the gateway does, or with another protocol; yield the port."""
-    config = server_config(echo, lifespan="off")
+    config = server_config(echo, most, lifespan="off")
     config.port, config.timeout_keep_alive = 0, keep_alive_s  # type: ignore[assignment]
     config.http = http or config.http
     server = PromptServer(config)
@@ -234,3 +236,29 @@ async def test_a_call_may_take_longer_than_an_idle_connection_is_kept() -> None:
         ):
             (found,) = await answers(port, [request], last=b"")
             assert found.endswith(b'"]')
+
+
+async def test_connections_that_send_nothing_make_room() -> None:
+    loop = asyncio.get_running_loop()
+    async with serving(most=3) as port:
+        silent = [await loop.create_connection(Client, "127.0.0.1", port) for _ in range(9)]
+        (found,) = await answers(port, [LAST], last=b"")
+        assert found.startswith(b"200")
+        for transport, _ in silent:
+            transport.close()
+
+
+async def test_probes_are_answered_where_other_requests_are_refused() -> None:
+    loop = asyncio.get_running_loop()
+    probe = b"GET /healthz HTTP/1.1\r\nhost: a\r\n\r\n"
+    last_probe = LAST.replace(b"/last", b"/healthz")
+    async with serving(most=2) as port:
+        kept = [await loop.create_connection(Client, "127.0.0.1", port) for _ in range(2)]
+        for transport, client in kept:
+            # Until something was asked, such a connection would make room.
+            transport.write(probe)
+            await client.is_answered.wait()
+        found = [(await answers(port, [request], last=b""))[0] for request in (PLAIN, last_probe)]
+        for transport, _ in kept:
+            transport.close()
+    assert [each[:3] for each in found] == [b"503", b"200"]

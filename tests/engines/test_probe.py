@@ -10,9 +10,10 @@ import pytest
 from aiohttp import web
 from tests.ports import free_port
 
+from autellix_backend.engines import probe
 from autellix_backend.engines.base import EngineKind
 from autellix_backend.engines.factory import make_engines
-from autellix_backend.engines.probe import CacheFacts, detect_kind, probe, read_cache
+from autellix_backend.engines.probe import CacheFacts, detect_kind, read_cache, read_models
 from autellix_backend.engines.remote import RemoteEngine
 from autellix_backend.settings import AUTO_KIND, ENGINE_KINDS, EngineSettings, Settings, SettingsError
 
@@ -124,5 +125,14 @@ def test_the_setting_knows_every_kind() -> None:
 
 
 async def test_a_refused_connection_is_named_in_the_systems_words() -> None:
-    health = await probe(f"http://127.0.0.1:{free_port()}", 5.0)
+    health = await probe.probe(f"http://127.0.0.1:{free_port()}", 5.0)
     assert health.problem == "does not answer (Connection refused)"
+
+
+async def test_what_a_probe_reads_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = '{"data": [{"id": "m"}], "more": "' + "x" * 9000 + '"}'
+    async with answering({"/v1/models": listed, "/metrics": "x" * 9000}) as url:
+        assert list(await read_models(url, 5.0)) == ["m"]
+        monkeypatch.setattr(probe, "MAX_PROBE_BYTES", 8000)
+        assert await read_models(url, 5.0) == {}
+        assert await read_cache(url, 5.0) == CacheFacts()

@@ -15,6 +15,8 @@ from httptools import HttpParserError, HttpParserUpgrade
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from autellix_backend.gateway.http.authentication import OPEN_PATHS
+
 MAX_HEAD_BYTES = 64 * 1024
 """An unfinished head above this is refused; our own clients' headers take below 8 KiB."""
 _OTHER_FRAMING = {b"upgrade", b"transfer-encoding"}
@@ -39,8 +41,15 @@ class ClientConnection(HttpToolsProtocol):
     """Whether the connection closes after the open request's answer."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Wait for the first request."""
+        """Wait for the first request; if there are too many connections, close one that has sent none."""
         super().connection_made(transport)
+        limit = self.limit_concurrency
+        if limit is not None and len(self.connections) >= limit:
+            for each in self.connections:
+                is_silent = isinstance(each, HttpToolsProtocol | H11Protocol) and each.cycle is None
+                if is_silent and each is not self and not each.transport.is_closing():
+                    each.transport.close()
+                    break
         self.timeout_keep_alive_task = self.loop.call_later(
             self.timeout_keep_alive, self.timeout_keep_alive_handler
         )
@@ -88,6 +97,9 @@ class ClientConnection(HttpToolsProtocol):
             or any(value.endswith(_BLANKS) for _, value in self.headers)
         ):
             raise ValueError
+        # A gateway that is busy is no reason to restart it.
+        is_probe = self.url.decode("latin-1") in OPEN_PATHS
+        self.limit_concurrency = None if is_probe else self.config.limit_concurrency
         super().on_headers_complete()
         self._head = b""
         self._unset_keepalive_if_required()

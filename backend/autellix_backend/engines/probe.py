@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import os
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -29,6 +31,11 @@ CACHE_CONFIG = "vllm:cache_config_info"
 RUNNING, WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
 """The metrics in which vLLM states its queue lengths."""
 MAX_RANKS = 256
+MAX_PROBE_BYTES = 4 * 2**20
+"""The longest list of models, or page of metrics, that is read."""
+LOOP_HEADER = "x-autellix-probe"
+LOOP_MARK = secrets.token_hex(8)
+"""Sent with each probe, so that this process knows its own and never becomes its own engine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +77,7 @@ async def probe(
 
 async def _ask(client: aiohttp.ClientSession, base_url: str, path: str) -> Health:
     try:
-        async with client.get(base_url + path) as response:
+        async with client.get(base_url + path, allow_redirects=False) as response:
             if response.status in ANSWERS:
                 return Health()
             return Health(problem=f"answers {path} with status {response.status}")
@@ -81,7 +88,7 @@ async def _ask(client: aiohttp.ClientSession, base_url: str, path: str) -> Healt
 
 
 def _client(timeout_s: float, authorization: str | None) -> aiohttp.ClientSession:
-    headers = {} if authorization is None else {"authorization": authorization}
+    headers = {LOOP_HEADER: LOOP_MARK} | ({} if authorization is None else {"authorization": authorization})
     return aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=timeout_s), headers=headers)
 
 
@@ -129,7 +136,7 @@ async def _metrics_of(base_url: str, timeout_s: float, authorization: str | None
             _client(timeout_s, authorization) as client,
             client.get(base_url + METRICS_PATH, allow_redirects=False) as response,
         ):
-            return await response.text() if response.status == 200 else ""
+            return (await _content(response)).decode() if response.status == 200 else ""
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
         return ""
 
@@ -162,10 +169,20 @@ def _cache_in(metrics: str) -> CacheFacts:
     )
 
 
+async def _content(response: aiohttp.ClientResponse) -> bytes:
+    """Return a whole answer; raises a ValueError if it is too long."""
+    content = bytearray()
+    async for part in response.content.iter_any():
+        content += part
+        if len(content) > MAX_PROBE_BYTES:
+            raise ValueError
+    return bytes(content)
+
+
 async def _object_at(client: aiohttp.ClientSession, url: str) -> Mapping[str, object]:
     try:
         async with client.get(url, allow_redirects=False) as response:
-            found = await response.json() if response.status == 200 else {}
+            found = json.loads(await _content(response)) if response.status == 200 else {}
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

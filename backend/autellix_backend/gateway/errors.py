@@ -25,7 +25,8 @@ GatewayError
 │   ├── TooManyOpenRequestsError   the tenant has its maximum of open requests
 │   ├── StartingError              the engines are starting
 │   └── ShuttingDownError          the gateway is shutting down
-└── EngineTimeoutError        504  the engine did not answer in time
+├── EngineTimeoutError        504  the engine did not answer in time
+└── LoopError                 508  the request is a probe of this gateway
 """
 
 from __future__ import annotations
@@ -333,3 +334,10 @@ class EngineTimeoutError(GatewayError, status=HTTPStatus.GATEWAY_TIMEOUT, code="
 
     def __init__(self, message: str) -> None:
         super().__init__(message, headers={"x-should-retry": "false"})
+
+
+class LoopError(GatewayError, status=HTTPStatus.LOOP_DETECTED, code="loop_detected"):
+    """The request is a probe of this very gateway, which cannot be its own engine."""
+
+    def __init__(self) -> None:
+        super().__init__("the engine at this address is this gateway itself")

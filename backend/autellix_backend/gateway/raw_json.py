@@ -6,6 +6,7 @@ it takes a tenth of a second. So the gateway decodes only small values, and list
 
 from __future__ import annotations
 
+import json
 import re
 from typing import TypeVar
 
@@ -96,6 +97,15 @@ def is_object(text: bytes) -> bool:
         return True
     try:
         _fields_decoder.decode(ends)
+    except JSON_ERRORS:
+        return _is_pythons(ends)
+    return True
+
+
+def _is_pythons(text: bytes) -> bool:
+    """Return whether Python's parser takes a text: NaN, and half a surrogate pair, as some servers send."""
+    try:
+        json.loads(text)
     except JSON_ERRORS:
         return False
     return True

@@ -66,7 +66,7 @@ async def test_a_status_that_is_no_answer(serve: Any, path: str) -> None:
     "parts",
     [
         pytest.param([b"\x00\x01 hello\r\n\r\n"], id="no head"),
-        pytest.param([OK + b"a: " + b"b" * 100_000 + b"\r\n\r\n"], id="large header"),
+        pytest.param([OK + b"a: " + b"b" * 300_000 + b"\r\n\r\n"], id="large header"),
         pytest.param([OK + b"a: b\r\n" * 20_000 + b"\r\n"], id="many headers"),
         pytest.param([OK + b"content-length: -2\r\n\r\n{}"], id="negative length"),
         pytest.param([whole(b"<html>", OK)], id="no JSON"),
@@ -179,3 +179,32 @@ async def test_a_passed_through_request_gets_a_502_too(serve: Any) -> None:
         async with rig.client.post(rig.url + "/tokenize", json={"prompt": "a"}) as response:
             assert response.status == 502
             assert (await response.json())["error"]["code"] == "bad_engine_answer"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        pytest.param(whole(b'{"logprob": NaN, "least": -Infinity}'), id="NaN"),
+        pytest.param(whole(b'{"text": "\\ud83d"}'), id="half a surrogate pair"),
+        pytest.param(whole(b"{}", OK + b"metadata: " + b"x" * 100_000 + b"\r\n"), id="long header"),
+    ],
+)
+async def test_what_clients_can_read_is_passed_on(serve: Any, answer: bytes) -> None:
+    content = answer.partition(b"\r\n\r\n")[2]
+    async with gateway(serve) as (rig, raw, settled):
+        raw.parts = [answer]
+        path = "/v1/chat/completions"
+        async with rig.client.post(rig.url + path, json=BODIES[path], max_field_size=200_000) as response:
+            assert (response.status, content[:-1] in await response.read()) == (200, True)
+        await rig.settled()
+    assert [call.outcome for call in settled] == ["ok"]
+
+
+async def test_an_error_names_no_inner_objects(serve: Any) -> None:
+    async with gateway(serve) as (rig, raw, _):
+        for part in (OK + b"no colon\r\n\r\n", OK + b"a: " + b"secret" * 100_000 + b"\r\n\r\n"):
+            raw.parts = [part]
+            _, answer = await post(rig, "/v1/chat/completions")
+            message = message_of("/v1/chat/completions", answer)
+            assert "broke the rules of HTTP" in message
+            assert len(message) < 100

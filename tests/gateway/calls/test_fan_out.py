@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
 
+from autellix_backend.gateway.calls import outbound
 from autellix_backend.gateway.calls.body import parse_body
 from autellix_backend.gateway.calls.dialects import DIALECTS
 from autellix_backend.reports.request_ids import args_in, marked_id
+from autellix_lab.fakes.engine import FakeBehaviour
 from autellix_wire import engine_args
 
 CHAT = "/v1/chat/completions"
@@ -27,6 +30,15 @@ async def test_a_beam_search_is_named_by_its_identity(serve: Any) -> None:
     # The program does not end with one of the beams' requests.
     assert engine_args.LAST in request.xargs
     assert engine_args.LAST not in args
+
+
+async def test_the_answer_of_a_beam_search_shows_none_of_it(
+    serve: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outbound, "marked_id", lambda _: "autellix-abcd")
+    async with serve(FakeBehaviour(extra_fields={"id": "chatcmpl-autellix-abcd"})) as rig:
+        answer = await rig.chat(use_beam_search=True, n=2, max_tokens=2)
+    assert re.fullmatch("chatcmpl-[0-9a-f]{8}-[0-9]+", answer["id"])
 
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/embeddings", "/tokenize"])

@@ -98,3 +98,10 @@ async def test_nobody_answers_a_client_that_has_gone() -> None:
         raise ClientGoneError
 
     assert await ask(app_of(endpoint), "/call") == []
+
+
+async def test_a_slash_at_the_end_makes_no_difference(serve: Any) -> None:
+    async with serve() as rig:
+        body = {"model": "autellix.fake-model", "messages": []}
+        async with rig.client.post(rig.url + "/v1/chat/completions/", json=body) as response:
+            assert (response.status, "autellix" in await response.json()) == (200, True)

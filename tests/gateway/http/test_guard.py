@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import httpx
 import pytest
 from starlette.applications import Starlette
 
+from autellix_backend.engines import remote
 from autellix_backend.gateway.http.guard import RequestGuard, is_loopback
 
 BROWSER = {
@@ -145,3 +147,36 @@ async def test_a_name_that_leads_to_this_machine_changes_no_engines(serve: Any) 
         for headers, status in ((page, 403), ({"host": "127.0.0.1"}, 404)):
             async with rig.client.post(url, headers=headers) as response:
                 assert response.status == status
+
+
+async def ask(rig: Any, request: str) -> str:
+    """Send the head of a request without a body; return the head of the answer."""
+    url = rig.url.removeprefix("http://")
+    reader, writer = await asyncio.open_connection(*url.split(":"))
+    writer.write(f"{request}\r\nHost: {url}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".encode())
+    answer = (await reader.read()).decode()
+    writer.close()
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("target", "status"),
+    [
+        ("http://gateway.example/healthz", 200),
+        ("http://gateway.example/v1/models?a=b", 200),
+        ("http://gateway.example", 404),
+        ("http://gateway.example/nothing", 404),
+    ],
+)
+async def test_the_absolute_form_of_a_target_is_taken(serve: Any, target: str, status: int) -> None:
+    async with serve(page="off") as rig:
+        assert (await ask(rig, f"GET {target} HTTP/1.1")).startswith(f"HTTP/1.1 {status} ")
+
+
+async def test_a_gateway_is_not_its_own_engine(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "START_PATIENCE_S", 0.0)
+    async with serve() as rig:
+        async with rig.client.post(rig.url + "/autellix/v1/engines", json={"url": rig.url}) as response:
+            assert response.status == 400
+            assert "508" in (await response.json())["error"]["message"]
+        assert "choices" in await rig.chat()

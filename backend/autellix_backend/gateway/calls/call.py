@@ -66,6 +66,8 @@ class GatewayCall(QueuedCall):
     inherited: Inherited = field(init=False)
     engine_key: str = ""
     """Its id in the engine, another one for each attempt."""
+    marked_id: str = ""
+    """The request id of a beam search, which holds its arguments."""
     rate_headers: Mapping[str, str] = field(default_factory=dict)
     """The headers about its tenant's rate limits."""
 

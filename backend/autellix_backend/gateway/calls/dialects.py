@@ -79,9 +79,19 @@ DIALECTS = (
         output_fields=("max_tokens",),
         stream_ends=(b"message_stop",),
     ),
+    Dialect(
+        path="/v1/chat/completions/batch",
+        summary="Chat completions of several conversations",
+        output_fields=("max_completion_tokens", "max_tokens"),
+        prompts_fields=("messages",),
+    ),
     _pooling("/v1/embeddings", "Embeddings", "embeddings"),
-    _pooling("/v1/score", "Scores of pairs of texts"),
-    _pooling("/v1/rerank", "Documents in the order of their relevance"),
+    _pooling("/v2/embed", "Embeddings, as Cohere has them", "embeddings"),
+    *(_pooling(path, "Scores of pairs of texts") for path in ("/v1/score", "/score")),
+    *(
+        _pooling(path, "Documents in the order of their relevance")
+        for path in ("/v1/rerank", "/v2/rerank", "/rerank")
+    ),
     _pooling("/classify", "Classes of texts"),
     _pooling("/pooling", "Pooled hidden states"),
     Dialect(path=_ONE_RESPONSE, summary="A stored response", method="GET", makes_call=False),
@@ -95,5 +105,6 @@ DIALECTS = (
     Dialect(path="/v1/models/{model_id:path}", summary="One model", method="GET", makes_call=False),
     Dialect(path="/tokenize", summary="The tokens of a text", makes_call=False),
     Dialect(path="/detokenize", summary="The text of tokens", makes_call=False),
+    Dialect(path="/load", summary="The engine's open requests", method="GET", makes_call=False),
     Dialect(path="/version", summary="The engine's version", method="GET", makes_call=False),
 )

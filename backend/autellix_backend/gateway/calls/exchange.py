@@ -253,6 +253,10 @@ class Exchange:
         is_json = response.content_type == "application/json" and "content-encoding" not in response.headers
         if is_json and not is_object(content):
             raise handle.upstream.bad_answer("did not answer with a JSON object")
+        if self.call.marked_id:
+            # Its arguments are none of the client's business.
+            key = self.call.engine_key.rpartition("~")[2]
+            content = content.replace(self.call.marked_id.encode(), key.encode())
         if self.call.dialect.takes_identity:
             self.call.note_ids(content)
         if self.call.dialect.output_fields:

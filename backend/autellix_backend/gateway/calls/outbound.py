@@ -149,7 +149,7 @@ def engine_request(
     content = engine_body(call.body, kind, args, tenant=call.tenant.name)
     headers = engine_headers(call.headers, kind, call.identity.program)
     if call.body.is_beam_search and args and kind is EngineKind.VLLM:
-        headers[REQUEST_ID_HEADER] = _fan_out_id(args)
+        headers[REQUEST_ID_HEADER] = call.marked_id = _fan_out_id(args)
     return headers, content
 
 

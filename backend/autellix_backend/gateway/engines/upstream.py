@@ -30,6 +30,8 @@ KEEPALIVE_S = 2.0
 the engine is closing."""
 CONNECT_TIMEOUT_S = 5.0
 """Within a data centre connecting takes milliseconds; a longer wait would only delay the retry elsewhere."""
+MAX_HEADER_BYTES = 256 * 1024
+"""Of one header of an answer: vLLM describes 2,048 embeddings in bytes in one."""
 READ_BYTES = 64 * 1024
 """Reading from an engine pauses at twice as many unread bytes of an answer."""
 END_WAIT_S = 1.0
@@ -51,6 +53,7 @@ FORWARDED_HEADERS = (
     REQUEST_ID_HEADER,
 )
 
+TRACE_HEADERS = frozenset({"traceparent", "tracestate", REQUEST_ID_HEADER})
 KEY_HEADERS = frozenset({"authorization", "x-api-key", "api-key"})
 
 _NOT_RETURNED = frozenset(
@@ -123,7 +126,7 @@ class Upstream:
     def open(self) -> None:
         """Allow requests; must be called in the event loop.
 
-        aiohttp's own bounds hold for the head of an answer: 128 headers of 8 KiB.
+        The head of an answer is bounded: aiohttp takes 128 headers.
         """
         tracing = aiohttp.TraceConfig()
         tracing.on_connection_reuseconn.append(_note_reuse)
@@ -134,6 +137,7 @@ class Upstream:
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,
             read_bufsize=READ_BYTES,
+            max_field_size=MAX_HEADER_BYTES,
             skip_auto_headers=("User-Agent",),
         )
 
@@ -270,9 +274,9 @@ class Upstream:
         if isinstance(error, TimeoutError):
             return EngineTimeoutError(f"engine {self._engine.name} did not answer in time")
         if isinstance(error, aiohttp.ClientResponseError):
-            return self.bad_answer(f"broke the rules of HTTP: {error.message or type(error).__name__}")
+            return self.bad_answer(f"broke the rules of HTTP ({type(error.__cause__ or error).__name__})")
         if isinstance(error, aiohttp.ClientPayloadError) and _is_malformed(error):
-            return self.bad_answer(f"broke the rules of HTTP in its body: {error}")
+            return self.bad_answer(f"broke the rules of HTTP in its body ({type(error.__cause__).__name__})")
         return self.unavailable(error)
 
     def unavailable(self, error: Exception, *, is_unsent: bool = False) -> EngineUnavailableError:
@@ -323,10 +327,16 @@ def _is_malformed(error: aiohttp.ClientPayloadError) -> bool:
 def request_headers(headers: Mapping[str, str]) -> dict[str, str]:
     """Pick the headers that go on to the engine; bodies must return unchanged, so no compression.
 
+    Those of tracing that are not ASCII are dropped.
+
     Raises:
-        InvalidRequestError: if one holds bytes that are not UTF-8, in which aiohttp writes headers.
+        InvalidRequestError: if another one holds bytes that are not UTF-8, in which aiohttp writes headers.
     """
-    forwarded = {name: _sendable(name, headers[name]) for name in FORWARDED_HEADERS if name in headers}
+    forwarded = {
+        name: _sendable(name, headers[name])
+        for name in FORWARDED_HEADERS
+        if name in headers and (name not in TRACE_HEADERS or headers[name].isascii())
+    }
     if MARK in forwarded.get(REQUEST_ID_HEADER, ""):
         # Such an id is an identity, which only the gateway may give.
         del forwarded[REQUEST_ID_HEADER]

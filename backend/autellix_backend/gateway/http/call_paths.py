@@ -21,7 +21,9 @@ class CallPaths:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request; errors have the same form as on the framework's routes."""
-        call = self._calls.get(scope["path"]) if scope["type"] == "http" else None
+        path = scope["path"] if scope["type"] == "http" else ""
+        # vLLM redirects from a path with a slash at its end.
+        call = self._calls.get(path) or self._calls.get(path.rstrip("/"))
         if call is None or scope["method"] != "POST":
             if call is not None and (b"upgrade", b"websocket") in scope["headers"]:
                 # Codex tries a WebSocket first, and goes on at once after this answer only.

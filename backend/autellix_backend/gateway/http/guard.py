@@ -16,7 +16,8 @@ from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from autellix_backend.gateway.errors import ForeignPageError, GatewayError, InvalidRequestError
+from autellix_backend.engines.probe import LOOP_HEADER, LOOP_MARK
+from autellix_backend.gateway.errors import ForeignPageError, GatewayError, InvalidRequestError, LoopError
 from autellix_backend.gateway.http.errors import VERSION_HEADER, error_response
 from autellix_backend.gateway.http.page import is_page_path
 from autellix_backend.gateway.requests import read_headers
@@ -59,11 +60,15 @@ class RequestGuard:
                 message["headers"] = [*message.get("headers", ()), VERSION_HEADER]
             await send(message)
 
+        if not scope["path"].startswith("/"):
+            _take_origin_form(scope)
         error = self._refusal(read_headers(scope), scope["path"])
         app = self._app if error is None else error_response(error, scope["path"])
         await app(scope, receive, send_with_version)
 
     def _refusal(self, headers: Mapping[str, str], path: str) -> GatewayError | None:
+        if headers.get(LOOP_HEADER) == LOOP_MARK:
+            return LoopError()
         if {"content-length", "transfer-encoding"} <= headers.keys():
             # RFC 9112, 6.3
             problem = "Content-Length and Transfer-Encoding: are both there; expected one of them"
@@ -94,6 +99,12 @@ class RequestGuard:
 
     def _is_own(self, host: str) -> bool:
         return names_this_machine(host) or _hostname(host[:MAX_HOST_CHARACTERS]) in self._hosts
+
+
+def _take_origin_form(scope: Scope) -> None:
+    """Drop scheme and authority of a request's target, which RFC 9112, 3.2.2, lets clients send."""
+    scope["path"] = "/" + scope["path"].partition("://")[2].partition("/")[2]
+    scope["raw_path"] = b"/" + scope["raw_path"].partition(b"://")[2].partition(b"/")[2]
 
 
 def is_loopback(host: str) -> bool:
