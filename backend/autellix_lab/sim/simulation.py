@@ -13,13 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 
-from autellix_backend.core.balance import (
-    DEFAULT_BALANCER,
-    ArrivingCall,
-    EngineLoad,
-    FinishedCall,
-    make_balancer,
-)
+from autellix_backend.core.balance import DEFAULT_BALANCER, EngineLoad, FinishedCall
 from autellix_backend.core.balance.memory import MemoryReport, memory_of
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.estimate import Hint, SizeEstimator
@@ -27,6 +21,7 @@ from autellix_backend.core.policies import make_policy
 from autellix_backend.core.priority import Priority
 from autellix_backend.core.table import ProcessTable
 from autellix_lab.sim.baselines import BASELINE_NAMES, make_baseline
+from autellix_lab.sim.baselines.balancers import TracedCall, make_balancer
 from autellix_lab.sim.calls import EngineCall
 from autellix_lab.sim.engine import Decision, SimEngine
 from autellix_lab.sim.fleet import Scaling, ScalingFleet
@@ -56,6 +51,7 @@ class SimSettings:
     engine_speeds: tuple[float, ...] = ()
     """Speed of each engine relative to the model; empty: all run at the model's speed."""
     balancer: str = DEFAULT_BALANCER
+    """The product's, or another router's (`baselines.balancers`)."""
     threshold_tokens: int = 2048
     report_s: float = 0.5
     """Age from which an engine's report on its memory is replaced, as live ones report twice a second."""
@@ -344,10 +340,14 @@ class _Simulation:
             return_s=self._expected_return_s(program.trace, trace),
         )
         loads = [self._load(engine, now) for engine in self._engines.values()]
-        prefix = "" if program.prefix is None else program.prefix.key
-        engine = self._engines[
-            self._balancer.assign(ArrivingCall(call.program_id, trace.prefill_tokens, prefix), loads)
-        ]
+        arriving = TracedCall(
+            call.program_id,
+            trace.prefill_tokens,
+            "" if program.prefix is None else program.prefix.key,
+            repeated_tokens=trace.shared_prefix_tokens,
+            prefix_tokens=call.prefix_tokens,
+        )
+        engine = self._engines[self._balancer.assign(arriving, loads)]
         call.base = program.base(engine.name, trace)
         can_stay = program.engine in self._engines and self._is_accepting(program.engine)
         program.place(engine.name, can_stay=can_stay)

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import subprocess
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean, stdev
 
 from autellix_lab.sim.experiment import COMPARED, Sweep, in_processes, run_sweep
 from autellix_lab.sim.simulation import SimSettings
@@ -19,7 +21,9 @@ from autellix_lab.workload.statistics import Interval, confidence_interval
 from autellix_lab.workload.trace import ProgramTrace
 
 BASE = "fcfs"
-"""The case of all ratios."""
+"""The case of all ratios, unless a study has another."""
+STANDARD_ERRORS = 2.0
+"""Of the differences of two cases, seed by seed: a smaller mean difference is no gain and no loss."""
 KEPT = (
     *COMPARED,
     "makespan_s",
@@ -95,10 +99,11 @@ class Pool:
 class RunFile:
     """Runs by cell, case and seed, and the file in which they are."""
 
-    def __init__(self, path: Path) -> None:
-        """Read the runs that the file has, if it exists."""
+    def __init__(self, path: Path, base: str = BASE) -> None:
+        """Read the runs that the file has, if it exists; `base` is the case of all ratios."""
         self.runs: dict[tuple[Cell, str, int], CellRun] = {}
         self._path = path
+        self._base = base
         if path.exists():
             for line in path.read_text(encoding="utf-8").splitlines():
                 fields = json.loads(line)
@@ -117,7 +122,15 @@ class RunFile:
     def seeds(self, cell: Cell, case: str) -> tuple[int, ...]:
         """Return the seeds for which a case and its base were run."""
         found = [seed for where, name, seed in self.runs if (where, name) == (cell, case)]
-        return tuple(sorted(seed for seed in found if (cell, BASE, seed) in self.runs))
+        return tuple(sorted(seed for seed in found if (cell, self._base, seed) in self.runs))
+
+    def values(self, cell: Cell, case: str, metric: str) -> dict[int, float]:
+        """Return a case's ratios to the base by seed."""
+        found = {}
+        for seed in self.seeds(cell, case):
+            base = self.runs[cell, self._base, seed].metrics[metric]
+            found[seed] = self.runs[cell, case, seed].metrics[metric] / base if base else 1.0
+        return found
 
     def ratios(
         self, cell: Cell, case: str, metrics: Sequence[str] = COMPARED, seeds: Iterable[int] | None = None
@@ -130,43 +143,65 @@ class RunFile:
             metrics: those compared.
             seeds: only these, of those that were run; all by default.
         """
-        chosen = self.seeds(cell, case)
+        chosen = set(self.seeds(cell, case))
         if seeds is not None:
-            chosen = tuple(seed for seed in chosen if seed in set(seeds))
+            chosen &= set(seeds)
         if not chosen:
             return []
-        pairs = [
-            (self.runs[cell, case, seed].metrics, self.runs[cell, BASE, seed].metrics) for seed in chosen
-        ]
-        return [
-            confidence_interval([of[metric] / base[metric] if base[metric] else 1.0 for of, base in pairs])
-            for metric in metrics
-        ]
+        by_metric = [self.values(cell, case, metric) for metric in metrics]
+        return [confidence_interval([ratios[seed] for seed in sorted(chosen)]) for ratios in by_metric]
 
-    def behind(self, cell: Cell, case: str, metrics: Iterable[str]) -> dict[str, tuple[str, float]]:
-        """Return, by metric, which other case is best and how many times as good it is as this one.
+    def figures(
+        self, cell: Cell, case: str, metrics: Sequence[str] = COMPARED, seeds: Iterable[int] | None = None
+    ) -> str:
+        """Return the means of a case's ratios, and the largest of their standard deviations over the seeds.
 
-        Both are means of ratios to the base, over the seeds with which all cases of the cell were run. With a
-        factor of 1 or less, this case is first.
+        Args:
+            cell: its setting.
+            case: its scheduler.
+            metrics: those shown.
+            seeds: only these, of those that were run; all by default.
         """
-        names = {name for where, name, _ in self.runs if where == cell}
-        seeds = set.intersection(*(set(self.seeds(cell, name)) for name in names)) if case in names else set()
-        found: dict[str, tuple[str, float]] = {}
-        for metric in metrics if seeds and len(names) > 1 else ():
-            means = {name: self.ratios(cell, name, (metric,), seeds)[0].mean for name in sorted(names)}
-            own = means.pop(case)
-            if metric in MORE_IS_BETTER:
-                best = max(means, key=means.__getitem__)
-                found[metric] = best, means[best] / own
-            else:
-                best = min(means, key=means.__getitem__)
-                found[metric] = best, own / means[best]
+        chosen = set(self.seeds(cell, case))
+        if seeds is not None:
+            chosen &= set(seeds)
+        columns = [[self.values(cell, case, metric)[seed] for seed in chosen] for metric in metrics]
+        shown = " ".join(f"{fmean(column):.2f}" for column in columns if column)
+        return f"{shown} ± {max(map(stdev, columns)):.2f}" if len(chosen) > 1 else shown
+
+    def behind(self, cell: Cell, case: str, metrics: Iterable[str]) -> dict[str, dict[str, float]]:
+        """Return, by metric, the other cases that are better than this one, and how many times, best first.
+
+        Only those count whose mean difference, over the seeds that both have, is more than STANDARD_ERRORS of
+        it. One seed shows nothing.
+        """
+        others = sorted({name for where, name, _ in self.runs if where == cell} - {case})
+        found: dict[str, dict[str, float]] = {}
+        for metric in metrics:
+            sign = -1.0 if metric in MORE_IS_BETTER else 1.0
+            own = self.values(cell, case, metric)
+            factors = {}
+            for name in others:
+                theirs = self.values(cell, name, metric)
+                both = sorted(own.keys() & theirs.keys())
+                if exceeds_noise([sign * (own[seed] - theirs[seed]) for seed in both]):
+                    ratio = fmean(own[seed] for seed in both) / fmean(theirs[seed] for seed in both)
+                    factors[name] = ratio**sign
+            if factors:
+                found[metric] = dict(sorted(factors.items(), key=lambda item: -item[1]))
         return found
 
     def codes(self, cases: Iterable[str]) -> list[str]:
         """Return the versions of the code with which these cases were run."""
         names = set(cases)
         return sorted({run.code for run in self.runs.values() if run.case in names})
+
+
+def exceeds_noise(differences: Sequence[float]) -> bool:
+    """Return whether the mean of differences by seed is more than STANDARD_ERRORS of it above zero."""
+    if len(differences) < 2:
+        return False
+    return fmean(differences) > STANDARD_ERRORS * stdev(differences) / math.sqrt(len(differences))
 
 
 def cells_of(

@@ -11,7 +11,16 @@ from autellix_backend.core.config import SchedulerConfig
 from autellix_lab.sim.experiment import CLOSED, COMPARED, Sweep, run_sweep
 from autellix_lab.sim.model import EngineModel
 from autellix_lab.sim.simulation import SimSettings
-from autellix_lab.sim.study_runs import BASE, Block, Cell, CellRun, Pool, RunFile, cells_of, run_blocks
+from autellix_lab.sim.study_runs import (
+    BASE,
+    Block,
+    Cell,
+    CellRun,
+    Pool,
+    RunFile,
+    cells_of,
+    run_blocks,
+)
 from autellix_lab.workload.fit import fit_program
 from autellix_lab.workload.generate import generate_programs
 
@@ -89,23 +98,56 @@ def test_what_was_not_run_has_no_ratios(tmp_path: Path) -> None:
     assert runs.ratios(replace(CELL, load=1.0), BASE) == []
 
 
-def test_a_case_is_behind_the_best_of_the_others(tmp_path: Path) -> None:
-    """Over the seeds that all have; more calls a minute are better."""
+def test_a_case_is_behind_those_that_are_better_by_more_than_noise(tmp_path: Path) -> None:
+    """Two standard errors of the difference; more calls a minute are better."""
     runs = RunFile(tmp_path / "runs.jsonl")
-    calls = {BASE: 4.0, "plas": 8.0, "boost": 6.0}
-    for case, own_s in ((BASE, 10.0), ("plas", 4.0), ("boost", 2.0)):
-        own = run(case, 0, own_s)
-        runs.add(replace(own, metrics={**own.metrics, "calls_per_min": calls[case]}))
-    runs.add(run(BASE, 1, 1.0))
-    runs.add(run("boost", 1, 9.0))
-
-    metrics = ("latency_s.mean", "calls_per_min")
-    assert runs.behind(CELL, "boost", metrics) == {
-        "latency_s.mean": ("plas", 0.5),
-        "calls_per_min": ("plas", pytest.approx(8 / 6)),
+    seconds = {
+        BASE: (10.0, 10.0, 10.0, 10.0),
+        "boost": (5.0, 6.0, 7.0, 6.0),
+        "always a second": (4.0, 5.0, 6.0, 5.0),
+        "always three": (2.0, 3.0, 4.0, 3.0),
+        "mostly": (2.0, 3.0, 4.0, 15.0),
+        "equal": (5.0, 6.0, 7.0, 6.0),
     }
-    assert runs.behind(CELL, "plas", metrics)["latency_s.mean"] == ("boost", 2.0)
-    assert runs.behind(replace(CELL, load=1.0), "boost", metrics) == {}
+    for case, by_seed in seconds.items():
+        for seed, own_s in enumerate(by_seed):
+            own = run(case, seed, own_s)
+            runs.add(replace(own, metrics={**own.metrics, "calls_per_min": 60 / own_s}))
+
+    better = runs.behind(CELL, "boost", ("latency_s.mean", "calls_per_min"))
+    assert list(better["latency_s.mean"]) == ["always three", "always a second"]
+    assert better["latency_s.mean"]["always three"] == pytest.approx(2.0)
+    assert list(better["calls_per_min"]) == ["always three", "always a second"]
+    assert better["calls_per_min"]["always a second"] > 1
+    assert runs.behind(CELL, "always three", ("latency_s.mean",)) == {}
+    assert runs.behind(replace(CELL, load=1.0), "boost", ("latency_s.mean",)) == {}
+
+
+def test_one_seed_shows_no_loss(tmp_path: Path) -> None:
+    runs = RunFile(tmp_path / "runs.jsonl")
+    for case, own_s in ((BASE, 10.0), ("plas", 1.0), ("boost", 9.0)):
+        runs.add(run(case, 0, own_s))
+    assert runs.behind(CELL, "boost", ("latency_s.mean",)) == {}
+
+
+def test_a_study_may_have_another_base(tmp_path: Path) -> None:
+    runs = RunFile(tmp_path / "runs.jsonl", base="plas")
+    for case, own_s in (("plas", 10.0), ("boost", 5.0)):
+        runs.add(run(case, 3, own_s))
+    assert runs.seeds(CELL, "boost") == (3,)
+    assert runs.values(CELL, "boost", "latency_s.mean") == {3: 0.5}
+
+
+def test_figures_are_shown_with_the_largest_spread_of_their_seeds(tmp_path: Path) -> None:
+    runs = RunFile(tmp_path / "runs.jsonl")
+    for seed, (mean_s, p95_s) in enumerate(((4.0, 5.0), (5.0, 5.0), (6.0, 5.0))):
+        runs.add(run(BASE, seed, 10.0))
+        own = run("plas", seed, mean_s)
+        runs.add(replace(own, metrics={**own.metrics, "latency_s.p95": p95_s}))
+    metrics = ("latency_s.mean", "latency_s.p95")
+    assert runs.figures(CELL, "plas", metrics) == "0.50 0.50 ± 0.10"
+    assert runs.figures(CELL, "plas", metrics, seeds=(1, 9)) == "0.50 0.50"
+    assert runs.figures(CELL, "boost") == ""
 
 
 def test_a_closed_loop_has_programs_present_in_place_of_a_load(tmp_path: Path) -> None:
