@@ -1269,6 +1269,25 @@ def test_the_first_program_that_waits_follows_the_strength_of_its_tenant() -> No
     assert [context.program.program_id for context in waiting.heads()] == ["b"]
 
 
+def test_the_first_program_that_waits_follows_the_lead_of_calls_that_nothing_identifies(
+    engine: Engine,
+) -> None:
+    engine.arrive("a1", 60)
+    engine.arrive("b1", 60, tenant="t")
+    engine.now = 1.0
+    engine.arrive("c1", 60, tenant="t", is_identified=False)
+    engine.machine.table.statistics.sizes_of("t").known = 0.0
+    engine.machine.tick(engine.now)
+    waiting = engine.admission.memory.inactive.orders
+    assert [context.program.program_id for context in waiting.heads()] == ["b"]
+
+    engine.now = 100.0
+    engine.arrive("b2", 60, tenant="t", shared=60)
+    engine.machine.tick(engine.now)
+
+    assert [context.program.program_id for context in waiting.heads()] == ["c"]
+
+
 def test_the_key_of_a_waiting_program_follows_what_its_calls_report(engine: Engine) -> None:
     engine.arrive("a1", 60)
     engine.now = 10.0

@@ -90,7 +90,7 @@ class ProgramBoost:
     @property
     def tenants(self) -> Collection[str]:
         """The tenants with a boost."""
-        return self._strengths_s.keys()
+        return self._strengths_s.keys() | self._leads.keys()
 
     @property
     def strength_s(self) -> float:

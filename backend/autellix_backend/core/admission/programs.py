@@ -193,7 +193,7 @@ class TenantOrders:
         """The first program of each tenant whose order has not changed since somebody looked."""
         self._epoch = boosts.epoch
         self._boosted = boosts.tenants
-        """The tenants with a boost in that epoch."""
+        """The tenants with a boost when somebody looked last."""
 
     def add(self, context: ProgramContext) -> None:
         """Add a program."""
@@ -225,8 +225,9 @@ class TenantOrders:
             # The boosts of the other tenants are zero, as they were.
             for tenant in (*self._boosted, *boosts.tenants):
                 heads.pop(tenant, None)
-            self._epoch, self._boosted = boosts.epoch, boosts.tenants
+            self._epoch = boosts.epoch
         if len(heads) < len(self._orders):
+            self._boosted = boosts.tenants
             missing = [tenant for tenant in self._orders if tenant not in heads]
             heads.update((tenant, self._orders[tenant].first()) for tenant in missing)
         return heads.values()
