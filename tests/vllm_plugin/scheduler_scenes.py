@@ -603,9 +603,15 @@ def alone(*, is_ours: bool) -> dict[str, Any]:
     return {"tokens": [engine.step().get("long") for _ in range(3)]}
 
 
-def passed_over(*, steps: int) -> dict[str, Any]:
+def passed_over(*, steps: int, budget: int, is_async: bool) -> dict[str, Any]:
     """Let vLLM skip a call that should have the only slot, and count the preemptions."""
-    engine = Engine({"policy": "plas", "bounds": [0.05], "preemption": "always"}, slots=1)
+    engine = Engine(
+        {"policy": "plas", "bounds": [0.05], "preemption": "always"},
+        slots=1,
+        is_async=is_async,
+        is_pipelined=is_async,
+        max_num_batched_tokens=budget,
+    )
     assert engine.plugin is not None
     scheduler: Any = engine.scheduler
     is_ready = scheduler._handle_blocked_waiting_request
@@ -617,6 +623,24 @@ def passed_over(*, steps: int) -> dict[str, Any]:
     for _ in range(steps - 40):
         engine.step()
     return {"preemptions": engine.plugin.decisions.slot_preemptions}
+
+
+def kept_by_connector() -> dict[str, Any]:
+    """Let a connector hold the blocks of calls that have ended, and another call run beside them."""
+    engine = Engine({"policy": "plas"}, blocks=40)
+    scheduler: Any = engine.scheduler
+    scheduler._connector_finished = lambda _: (True, None)
+    for number in range(3):
+        engine.add(f"ended-{number}", 150, 5)
+    for _ in range(8):
+        engine.step()
+    engine.add("running", 40, 5)
+    engine.step()
+    assert engine.plugin is not None
+    return {
+        "held": [each.is_finished() for each in scheduler.requests.values()],
+        "keeps": engine.plugin.engine.blocks.keep_contexts(),
+    }
 
 
 SCENES: tuple[Callable[..., dict[str, Any]], ...] = (
@@ -637,6 +661,7 @@ SCENES: tuple[Callable[..., dict[str, Any]], ...] = (
     tenants,
     alone,
     passed_over,
+    kept_by_connector,
 )
 
 

@@ -166,6 +166,17 @@ def test_a_prefill_beside_calls_that_are_held_back_has_no_cap(
     assert play(scenes, "alone", is_ours=is_ours)["tokens"] == expected
 
 
-def test_a_call_that_vllm_skips_costs_others_ever_less(scenes: Any) -> None:
-    """A slot is freed for it after 16 steps, then after 32, and so on."""
-    assert play(scenes, "passed_over", steps=600)["preemptions"] == 6
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("budget", [8192, 1])
+def test_a_call_that_vllm_skips_costs_others_ever_less(scenes: Any, budget: int, is_async: bool) -> None:
+    """A slot is freed for it after 16 steps, then after 32, and so on.
+
+    It makes no difference that the steps spend their whole token budget, or run nothing because the output of
+    the preempted call is under way.
+    """
+    assert play(scenes, "passed_over", steps=600, budget=budget, is_async=is_async)["preemptions"] == 6
+
+
+def test_ended_calls_whose_blocks_a_connector_holds_do_not_wait(scenes: Any) -> None:
+    """They want no more memory, so a preemption beside them is as cheap as without them."""
+    assert play(scenes, "kept_by_connector") == {"held": [True, True, True, False], "keeps": True}

@@ -89,6 +89,8 @@ class Case:
     aborts: int = 0
     reset_steps: Sequence[int] = ()
     """The steps before which the prefix cache is reset, running requests included."""
+    sleep_steps: Sequence[int] = ()
+    """The steps before which the engine sleeps, and keeps its requests; a CPU's memory stays as it is."""
     min_preemptions: int = MIN_PREEMPTIONS
     is_core: bool = False
     """Whether it is among the tests."""
@@ -164,6 +166,10 @@ CASES = (
     Case("state space (Mamba 2)", {"enable_prefix_caching": False, "block_size": None}, model="mamba2"),
     Case("KV offload (ours)", {"kv_transfer_config": "ours", "enable_prefix_caching": False}),
     Case("KV offload (ours), async scheduling", {"kv_transfer_config": "ours", "async_scheduling": True}),
+    Case(
+        "KV offload (ours) behind a MultiConnector",
+        {"kv_transfer_config": "multi", "enable_prefix_caching": False},
+    ),
     # It stores prompts alone, and looks for a resumed call's answer as well.
     Case(
         "KV connector (vLLM's example)",
@@ -174,6 +180,7 @@ CASES = (
     Case("aborts", aborts=16),
     Case("aborts, async scheduling", {"async_scheduling": True}, aborts=16),
     Case("prefix cache reset, running calls included", reset_steps=(30, 60, 61, 120)),
+    Case("sleep and wake", sleep_steps=(30, 60, 61, 120)),
     Case("vLLM's priority policy", {"scheduling_policy": "priority"}),
     Case(
         "speculation: n-grams",
@@ -327,6 +334,11 @@ class _Player:
 
         if kind == "ours":
             return KVTransferConfig(**kv_transfer_config(OFFLOAD_BYTES))
+        if kind == "multi":
+            connectors = {"connectors": [kv_transfer_config(OFFLOAD_BYTES)]}
+            return KVTransferConfig(
+                kv_connector="MultiConnector", kv_role="kv_both", kv_connector_extra_config=connectors
+            )
         if kind == "example":
             path = tempfile.mkdtemp(dir=self._folder)
             extra = {"shared_storage_path": path}
@@ -347,6 +359,10 @@ class _Player:
                 engine.abort_request([aborts[step]])
             if step in case.reset_steps:
                 scheduler.reset_prefix_cache(reset_running_requests=True)
+            if step in case.sleep_steps:
+                engine.sleep(1, "keep")
+                engine.step()
+                engine.wake_up()
             for output in engine.step():
                 if output.finished:
                     outputs[output.request_id] = _facts(output)

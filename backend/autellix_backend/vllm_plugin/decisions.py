@@ -12,8 +12,8 @@ from autellix_backend.vllm_plugin.preemption import PreemptionPrices
 from autellix_backend.vllm_plugin.ranks import rank_of
 from autellix_backend.vllm_plugin.tracker import CallTracker
 
-# vLLM may skip a request for reasons of its own (LoRA slots, a load that the connector cannot name yet): a
-# slot that was freed for it and not taken is not freed again for this many steps, then for twice as many.
+# vLLM may pass over a request for reasons of its own (LoRA slots, a load that the connector cannot name yet):
+# a slot that was freed for it and not taken is not freed again for this many steps, then for twice as many.
 _COOLING_STEPS = 16
 
 
@@ -63,15 +63,13 @@ class StepDecisions:
             return self._block_victims(refused, now)
         return self._slot_victims(free, now)
 
-    def on_scheduled(self, *, is_budget_spent: bool) -> None:
+    def on_scheduled(self) -> None:
         """Cool down the requests that vLLM passed over although a slot was freed for them."""
-        # Not those that only lacked token budget, which the next step has, or KV blocks, which others free.
-        is_cut_short = is_budget_spent or self._blocks.is_short
-        for request_id in self._beneficiaries if not is_cut_short else ():
-            request = self._engine.find(request_id)
-            if request is not None and request.status != RequestStatus.RUNNING:
-                _, last = self._cooling.get(request_id, (0, _COOLING_STEPS // 2))
-                self._cooling[request_id] = self._step + 2 * last, 2 * last
+        passed_over = self._engine.order.take_passed_over()
+        for request in passed_over if self._beneficiaries else ():
+            if request.request_id in self._beneficiaries and self._engine.is_ready(request):
+                _, last = self._cooling.get(request.request_id, (0, _COOLING_STEPS // 2))
+                self._cooling[request.request_id] = self._step + 2 * last, 2 * last
         self._beneficiaries = []
 
     def forget(self, request_id: str) -> None:

@@ -150,6 +150,8 @@ class SchedulerPlugin:
     def on_scheduled(self, output: SchedulerOutput, started_s: float) -> None:
         """Note a scheduled step, and start the calls that got a slot in it."""
         self.engine.blocks.end_watch()
+        self.engine.order.end_rest()
+        self.decisions.on_scheduled()
         if not output.num_scheduled_tokens:
             return
         self._steps.start(output, started_s)
@@ -168,8 +170,6 @@ class SchedulerPlugin:
                 )
                 # A policy that holds slots ranks a running call differently.
                 self._rank(request)
-        is_budget_spent = output.total_num_scheduled_tokens >= self._scheduler.max_num_scheduled_tokens
-        self.decisions.on_scheduled(is_budget_spent=is_budget_spent)
 
     def charge(self, output: SchedulerOutput, results: Any) -> None:
         """Charge an executed step, with the model runner's results, to its calls; `report` follows."""
@@ -191,6 +191,7 @@ class SchedulerPlugin:
         if self.tracker.is_running(request.request_id):
             self.tracker.preempt(request.request_id, self._clock(), request.num_computed_tokens)
             self._rank(request)
+        self.engine.order.rest(request)
 
     def on_part_answered(self, request: Request) -> None:
         """Pause the call of a streaming session, which gives up its slot and keeps its blocks."""

@@ -94,6 +94,8 @@ class RankedRequestQueue(RequestQueue):
         self._peeked: Request | None = None
         """What vLLM has looked at, until the queue changes."""
         self._numbers = count(1)
+        self.passed_over: list[Request] = []
+        """What vLLM has looked at in a step, and put back because it could not run it."""
         for request in requests:
             self.add_request(request)
 
@@ -163,8 +165,9 @@ class RankedRequestQueue(RequestQueue):
         self._add(request, -next(self._numbers))
 
     def prepend_requests(self, requests: Iterable[Request]) -> None:
-        """Prepend several requests, one after another."""
-        for request in requests:
+        """Prepend several requests, one after another: those that vLLM has passed over in a step."""
+        self.passed_over = list(requests)
+        for request in self.passed_over:
             self.prepend_request(request)
 
     def remove_requests(self, requests: Iterable[Request]) -> None:

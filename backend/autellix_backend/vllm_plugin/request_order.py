@@ -40,6 +40,8 @@ class RequestOrder:
         """vLLM's own."""
         self._slots: dict[str, int] = {}
         """The places of the running requests, while they are sorted."""
+        self._resting: list[Request] = []
+        """Requests that have just been preempted, and do not run in the step that is scheduled next."""
         self.fault: Exception | None = None
         """What a callback of a queue has raised: vLLM goes on, and the next hook raises it."""
         self.has_priorities = scheduler.policy == SchedulingPolicy.PRIORITY
@@ -92,6 +94,7 @@ class RequestOrder:
         for request in requests:
             request.priority = _given_priority(request)
         queues, self._queues = self._queues, []
+        self._resting = []
         for queue in queues:
             queue.release(_by_priority if self.has_priorities else _by_arrival, requests)
 
@@ -141,6 +144,31 @@ class RequestOrder:
         running = self._scheduler.running
         return bool(heads and running) and min(heads) < max(map(attrgetter("priority"), running))
 
+    def rest(self, request: Request) -> None:
+        """Keep a request that is being preempted from running in the next step, if there is a connector.
+
+        vLLM itself admits none in a step in which it preempts one, and connectors rely on that: in its own
+        offloading, a transfer of a request that the step reports as preempted must be a store.
+        """
+        if self._queues and getattr(self._scheduler, "connector", None) is not None:
+            self._resting.append(request)
+
+    def end_rest(self) -> None:
+        """Let those run that were preempted for the step that has just been scheduled."""
+        rested, self._resting = self._resting, []
+        for request in rested:
+            for queue in self._queues:
+                if request in queue:
+                    queue.add_request(request)
+
+    def take_passed_over(self) -> list[Request]:
+        """Return the requests that vLLM has looked at in the step and put back, whatever the reason."""
+        passed_over: list[Request] = []
+        for queue in self._queues:
+            passed_over += queue.passed_over
+            queue.passed_over = []
+        return passed_over
+
     def loading(self) -> list[str]:
         """Return the waiting requests whose KV blocks are allocated already."""
         if getattr(self._scheduler, "connector", None) is None:
@@ -188,7 +216,7 @@ class RequestOrder:
 
     def _holds_back(self, request: Request) -> bool:
         try:
-            return self._is_held_back(request.request_id)
+            return request in self._resting or self._is_held_back(request.request_id)
         except Exception as error:  # noqa: BLE001 -- as above
             self.fault = error
             return False

@@ -104,7 +104,7 @@ def watch_order(scheduler: Any) -> None:
             ranks = [
                 plugin.engine.order.rank(request).number
                 for request in queue
-                if not plugin.tracker.is_held_back(request.request_id)
+                if not plugin.engine.order._holds_back(request)
             ]
             assert ranks == sorted(ranks), "a queue is not in order"
         put_worst_last(undoing)

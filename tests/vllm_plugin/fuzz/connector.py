@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.vllm_plugin.fuzz.model import blocks_of
+from tests.vllm_plugin.fuzz.scripts import Setup
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorMetadata
 
 
@@ -18,7 +19,8 @@ class Load:
     contents: dict[int, list[int]]
     is_later: bool
     """Whether it takes more than the step."""
-    is_failing: bool
+    failure: str
+    """What of it fails: nothing, its later `blocks`, or the load of this `request` as a whole."""
 
 
 @dataclass(slots=True)
@@ -36,52 +38,72 @@ class HostConnector(KVConnectorBase_V1):
         self._loads = Loads()
         self._found: dict[str, int] = {}
         """The blocks that a request has without a load."""
+        self._loading: dict[str, set[int]] = {}
+        """What loads of several steps are under way, by request."""
 
-    def set_up(self, kind: str, host: set[int], block_tokens: int, seed: int) -> None:
-        """Load by `scripts.Setup.loads` what is in host memory."""
-        self._kind, self._host, self._block_tokens = kind, host, block_tokens
-        self._generator = random.Random(seed)
+    def set_up(self, setup: Setup, host: set[int], number: int, seed: int, *, is_strict: bool) -> None:
+        """Load what is in host memory; of several connectors each has its part of that.
+
+        A strict one takes no load of a request that is preempted for the same step, as vLLM's own offloading.
+        In vLLM's own order a reset makes such loads.
+        """
+        self._setup, self._host, self._number, self._is_strict = setup, host, number, is_strict
+        self._generator = random.Random(seed + number)
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         """Return the tokens to load behind those that are computed, and whether the load takes steps."""
-        is_later = self._kind != "now"
-        if is_later and self._generator.random() < 0.1:
-            # Not known yet.
-            return None, False
-        found = self._found[request.request_id] = num_computed_tokens // self._block_tokens
-        for value in [*self._blocks(request)][found:]:
-            if value not in self._host:
+        is_later, block_tokens = self._setup.loads == "later", self._setup.block_tokens
+        first = found = num_computed_tokens // block_tokens
+        values = [*self._blocks(request)]
+        for value in values[first:]:
+            if value not in self._host or (value + self._number) % 5 == 0:
                 break
             found += 1
+        under_way = set[int]().union(*self._loading.values())
+        if is_later and (not under_way.isdisjoint(values[first:found]) or self._generator.random() < 0.05):
+            # vLLM's own connector does not load again what it is loading; another one may not know yet.
+            return None, False
+        self._found[request.request_id] = first
         # The last token is always computed.
-        found = min(found, (request.num_tokens - 1) // self._block_tokens)
-        tokens = max(0, found * self._block_tokens - num_computed_tokens)
+        found = min(found, (request.num_tokens - 1) // block_tokens)
+        tokens = max(0, found * block_tokens - num_computed_tokens)
         return tokens, is_later and tokens > 0
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         """Begin a load into the blocks that a request has got."""
         if num_external_tokens:
-            first = self._found[request.request_id]
-            places = range(first, first + num_external_tokens // self._block_tokens)
-            held, values = blocks.get_block_ids()[0], [*self._blocks(request).values()]
+            first, is_later = self._found[request.request_id], self._setup.loads == "later"
+            places = range(first, first + num_external_tokens // self._setup.block_tokens)
+            held, values = blocks.get_block_ids()[0], [*self._blocks(request).items()]
+            fails = self._setup.failures and self._generator.random() < 0.3
+            kinds = ["blocks", "request"] if is_later else ["blocks"]
             self._loads.loads.append(
                 Load(
                     request=request.request_id,
-                    contents={held[place]: values[place] for place in places},
-                    is_later=self._kind != "now",
-                    is_failing=self._kind == "failing" and self._generator.random() < 0.3,
+                    contents={held[place]: values[place][1] for place in places},
+                    is_later=is_later,
+                    failure=self._generator.choice(kinds) if fails else "",
                 )
             )
+            if is_later:
+                self._loading[request.request_id] = {values[place][0] for place in places}
+
+    def update_connector_output(self, connector_output: Any) -> None:
+        """Note the loads that have ended."""
+        for name in connector_output.finished_recving or ():
+            self._loading.pop(name, None)
 
     def build_connector_meta(self, scheduler_output: Any) -> Loads:
         """Return the loads that begin in this step."""
-        del scheduler_output
+        loading = {load.request for load in self._loads.loads}
+        preempted = set(scheduler_output.preempted_req_ids or ())
+        assert not (self._is_strict and loading & preempted), "a load of a preempted request begins"
         loads, self._loads = self._loads, Loads()
         return loads
 
     def _blocks(self, request: Any) -> dict[int, list[int]]:
         adapter = request.lora_request.lora_int_id if request.lora_request else 0
-        return blocks_of(list(request.all_token_ids), adapter, self._block_tokens)
+        return blocks_of(list(request.all_token_ids), adapter, self._setup.block_tokens)
 
     # What the runner does in its place.
 

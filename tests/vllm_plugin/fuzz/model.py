@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Container
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +24,7 @@ class _Request:
     adapter: int
     blocks: list[list[int]]
     computed: int
+    images: list[Any] = field(default_factory=list)
     output: list[int] = field(default_factory=list)
 
     @property
@@ -44,6 +46,16 @@ class KVRunner:
         self._loading: list[tuple[int, Any]] = []
         """Each with the step in which it ends."""
         self._steps = 0
+        self._images: set[str] = set()
+        """The images that the encoder's cache has."""
+        self.has_failed = False
+        """Whether a load has failed."""
+
+    def lose_memory(self) -> None:
+        """Forget what is in all blocks and of all images, as an engine does to sleep."""
+        for slots in self._slots:
+            slots.clear()
+        self._images.clear()
 
     def execute(self, output: Any) -> ModelRunnerOutput:
         """Execute a step."""
@@ -51,9 +63,14 @@ class KVRunner:
         loaded = self._load(output.kv_connector_metadata)
         self._update(output)
         sampled, reads = {}, []
+        failed = loaded.invalid_block_ids if loaded is not None else ()
         for name, count in output.num_scheduled_tokens.items():
             request = self._requests[name]
             drafts = output.scheduled_spec_decode_tokens.get(name, [])
+            if self._is_garbled(request, failed):
+                # The scheduler learns of it with the step, and is to drop what comes of it.
+                sampled[name] = self._garble(name, request, count)
+                continue
             # Nobody reads before all have written.
             reads.append((name, request, len(request.tokens)))
             sampled[name] = self._compute(name, request, count, drafts)
@@ -80,8 +97,11 @@ class KVRunner:
         return drafts
 
     def _update(self, output: Any) -> None:
-        for name in output.finished_req_ids:
+        is_v2 = self._setup.mode.startswith("v2")
+        # Model runner V2 forgets a request that was preempted, and gets a resumed one as a new one.
+        for name in output.finished_req_ids | (output.preempted_req_ids or set() if is_v2 else set()):
             self._requests.pop(name, None)
+        self._images -= set(output.free_encoder_mm_hashes)
         for new in output.scheduled_new_reqs:
             adapter = new.lora_request.lora_int_id if new.lora_request else 0
             request = self._requests[new.req_id] = _Request(
@@ -89,13 +109,15 @@ class KVRunner:
                 adapter=adapter,
                 blocks=[list(blocks) for blocks in new.block_ids],
                 computed=new.num_computed_tokens,
+                images=list(new.mm_features),
             )
-            # Model runner V2 gets a resumed request as a new one.
             request.output = list((new.prefill_token_ids or [])[len(request.prompt) :])
         cached = output.scheduled_cached_reqs
         for place, name in enumerate(cached.req_ids):
             self._update_cached(cached, place, self._requests[name], name)
         self._batch = set(output.num_scheduled_tokens)
+        for name, numbers in output.scheduled_encoder_inputs.items():
+            self._images.update(self._requests[name].images[number].identifier for number in numbers)
 
     def _update_cached(self, cached: Any, place: int, request: _Request, name: str) -> None:
         outputs, blocks = cached.num_output_tokens[place], cached.new_block_ids[place]
@@ -108,7 +130,7 @@ class KVRunner:
             for own, more in zip(request.blocks, blocks, strict=True):
                 own.extend(more)
         request.computed = cached.num_computed_tokens[place]
-        if name not in self._batch and self._setup.mode != "v2":
+        if name not in self._batch and not self._setup.mode.startswith("v2"):
             # The persistent batch has forgotten it.
             if name not in cached.all_token_ids:
                 raise WrongKVError(f"{name} was not in the previous batch and comes without its tokens")
@@ -121,6 +143,11 @@ class KVRunner:
         end, known = request.computed + count, len(tokens)
         if end > known + len(drafts):
             raise WrongKVError(f"{name} is to compute tokens to {end} and has {known + len(drafts)}")
+        for image in request.images:
+            place = image.mm_position
+            is_read = place.offset < end and request.computed < place.offset + place.length
+            if is_read and image.identifier not in self._images:
+                raise WrongKVError(f"{name} needs {image.identifier}, which no encoder has")
         with_drafts = tokens + drafts
         value = kept_of(tokens[: request.computed], request.adapter)
         for position in range(request.computed, end):
@@ -138,6 +165,20 @@ class KVRunner:
                 break
             value = kept(value, draft)
             sampled.append(next_token(value))
+        request.output.extend(sampled)
+        return sampled
+
+    def _is_garbled(self, request: _Request, failed: Container[int]) -> bool:
+        """Whether a request reads blocks whose load has failed in this step."""
+        read = request.blocks[0][: -(-request.computed // self._setup.block_tokens)]
+        return any(block in failed for block in read)
+
+    def _garble(self, name: str, request: _Request, count: int) -> list[int]:
+        """Write what nobody may read; return the token that comes of it, if the context is complete."""
+        known = len(request.tokens)
+        for position in range(request.computed, request.computed + count):
+            self._slots[0].pop(self._slot(name, request, 0, position), None)
+        sampled = [1] if request.computed + count >= known else []
         request.output.extend(sampled)
         return sampled
 
@@ -167,20 +208,27 @@ class KVRunner:
     def _load(self, begun: Any) -> KVConnectorOutput | None:
         if not self._setup.loads:
             return None
-        self._loading += [(self._steps + 2 * load.is_later, load) for load in begun.loads]
+        # A `MultiConnector` has one for each of those behind it.
+        parts = begun.metadata if self._setup.connectors else (begun,)
+        loads = [load for part in parts for load in part.loads]
+        self._loading += [(self._steps + 2 * load.is_later, load) for load in loads]
         ended = [load for step, load in self._loading if step <= self._steps]
         self._loading = [(step, load) for step, load in self._loading if step > self._steps]
-        failed = set()
+        failed = set[int]()
         for load in ended:
             blocks = list(load.contents)
             # All from some block on.
-            lost = blocks[len(blocks) // 2 :] if load.is_failing else []
-            failed.update(lost)
-            for block, values in load.contents.items():
-                if block not in lost:
-                    self._slots[0].update({(block, offset): value for offset, value in enumerate(values)})
-        received = {load.request for load in ended if load.is_later}
-        return KVConnectorOutput(finished_recving=received, invalid_block_ids=failed)
+            first = {"": len(blocks), "blocks": len(blocks) // 2, "request": 0}[load.failure]
+            failed.update(blocks[first:] if load.failure == "blocks" else ())
+            self.has_failed |= bool(load.failure)
+            for block in blocks[:first]:
+                values = load.contents[block]
+                self._slots[0].update({(block, offset): value for offset, value in enumerate(values)})
+        return KVConnectorOutput(
+            finished_recving={load.request for load in ended if load.is_later},
+            invalid_block_ids=failed,
+            failed_recving={load.request for load in ended if load.failure == "request"},
+        )
 
 
 def blocks_of(tokens: list[int], adapter: int, block_tokens: int) -> dict[int, list[int]]:

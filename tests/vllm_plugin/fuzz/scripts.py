@@ -27,12 +27,28 @@ class Event(NamedTuple):
     """The method's other arguments, by name."""
 
 
+class Image(NamedTuple):
+    """An image in a prompt."""
+
+    offset: int
+    length: int
+    """Its tokens."""
+    number: int
+    """Equal ones have the same."""
+
+    @property
+    def end(self) -> int:
+        """The token behind it."""
+        return self.offset + self.length
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
     """One engine."""
 
     mode: str
-    """How vLLM runs: `sync`, `async`, `pipelined` (two steps under way), or `v2` (model runner V2, async)."""
+    """How vLLM runs: `sync`, `async`, `pipelined` (two steps under way), `v2` (model runner V2, async), or
+    `v2-pipelined` (two stages, each of which decodes a request in every second step)."""
     has_cache: bool
     slots: int
     block_tokens: int
@@ -47,12 +63,27 @@ class Setup:
     adapters: int
     """The most LoRA adapters at once; 0 for an engine without."""
     loads: str
-    """What a connector does: nothing, or it loads contexts within the step (`now`), later, or some fail."""
+    """What a connector does: nothing, or it loads contexts within the step (`now`) or later."""
+    failures: str
+    """What vLLM does where some loads fail: `recompute` the tokens, or `fail` the request."""
+    connectors: int
+    """Those behind a `MultiConnector`; 0 for one alone."""
+    encoder: int
+    """The budget and the cache of an encoder of images, in tokens; 0 for a model without."""
     has_priorities: bool
     throttles: bool
     """Whether most steps begin no prefill."""
     step_s: float
     scheduler: dict[str, Any] = field(hash=False)
+
+    @property
+    def lora_bound(self) -> float:
+        """The most steps of any order of calls, as a multiple of another's, because of the adapters' places.
+
+        As long as a call waits, each place is taken by at least one that runs (docs/scheduling.md).
+        """
+        places = self.adapters and min(self.adapters, self.slots)
+        return self.slots / places + 1 - 1 / places if places else 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,21 +110,24 @@ class Script:
 
 def make_script(seed: int, mode: str | None = None) -> Script:
     """Make the script of a seed, in a mode of its own or the given one."""
-    generator = random.Random(seed)
-    setup = _make_setup(generator, mode)
-    return Script(seed=seed, setup=setup, events=tuple(_make_events(generator, setup)))
+    # A second generator, so that scripts stay as they were where they do without what it chooses.
+    generator, more = random.Random(seed), random.Random(f"more of {seed}")
+    setup = _make_setup(generator, more, mode)
+    return Script(seed=seed, setup=setup, events=tuple(_make_events(generator, more, setup)))
 
 
-def _make_setup(generator: random.Random, mode: str | None) -> Setup:
+def _make_setup(generator: random.Random, more: random.Random, mode: str | None) -> Setup:
     choice, chance = generator.choice, generator.random
     mode = mode or choice(["sync", "async", "async", "pipelined", "v2"])
+    if mode == "v2" and more.random() < 0.3:
+        mode = "v2-pipelined"
     layers = choice([["full"]] * 4 + [["full", "window"], ["full", "window", "local"]])
     max_tokens, block_tokens = choice([64, 128, 256]), choice([4, 8, 16])
     # What one context takes at most, for a start.
     blocks = -(-(max_tokens + 8) // block_tokens) * len(layers) + 4 * len(layers)
     is_chunked = chance() < 0.85
     budget = choice([16, 64, 256])
-    return Setup(
+    setup = Setup(
         mode=mode,
         has_cache=chance() < 0.75,
         slots=choice([1, 2, 3, 4, 8, 16]),
@@ -106,12 +140,23 @@ def _make_setup(generator: random.Random, mode: str | None) -> Setup:
         long_prefill=choice([0, 0, 0, 8, 24]) if is_chunked else 0,
         drafts=choice([0, 0, 2, 4]) if mode == "sync" else 0,
         adapters=choice([0] * 7 + [1, 2]),
-        loads=choice([""] * 6 + ["now", "later", "failing"]) if layers == ["full"] and mode != "v2" else "",
+        loads=choice([""] * 6 + ["now", "later", "later"]) if layers == ["full"] and mode != "v2" else "",
+        failures="",
+        connectors=0,
+        encoder=0,
         has_priorities=chance() < 0.12,
         throttles=chance() < 0.1,
         step_s=choice([0.01, 0.05, 0.3]),
         scheduler=_make_scheduler(generator),
     )
+    if more.random() < 0.15:
+        setup = replace(setup, encoder=more.choice([8, 16, 40]))
+    if setup.layers == ("full",) and more.random() < 0.1:
+        setup = replace(setup, loads=more.choice(["now", "later"]))
+    if setup.loads:
+        failures = more.choice(["", "", "recompute", "fail"])
+        setup = replace(setup, failures=failures, connectors=more.choice([0, 0, 1, 2]))
+    return setup
 
 
 def _make_scheduler(generator: random.Random) -> dict[str, Any]:
@@ -130,10 +175,11 @@ def _make_scheduler(generator: random.Random) -> dict[str, Any]:
     return scheduler
 
 
-def _make_events(generator: random.Random, setup: Setup) -> list[Event]:
+def _make_events(generator: random.Random, more: random.Random, setup: Setup) -> list[Event]:
     choice, chance = generator.choice, generator.random
     events: list[Event] = []
     contexts: dict[str, list[int]] = {}
+    seen: dict[str, list[Image]] = {}
     count, step = choice([8, 20, 40, 80]), 0
     programs = choice([1, 3, 8, count])
     tenants = choice([[""], ["a", "b"], ["", "a", "b"]])
@@ -146,8 +192,14 @@ def _make_events(generator: random.Random, setup: Setup) -> list[Event]:
         is_session = chance() < 0.08 and not setup.drafts and not setup.loads
         if is_session:
             prompt, output = prompt[: setup.max_tokens // 4], min(output, 5)
+        images: list[Image] = []
+        if setup.encoder and not is_session:
+            is_turn = prompt[: len(contexts.get(program, []))] == contexts.get(program)
+            images = _put_images(more, prompt, seen.get(program, []) if is_turn else [], setup.encoder)
+            seen[program] = images
         fields: dict[str, Any] = {
             "prompt": prompt,
+            "images": images,
             "output": output,
             "ignores_end": chance() < 0.5,
             "arguments": _make_arguments(generator, program, tenant_of[program], f"c{number}", programs),
@@ -170,6 +222,12 @@ def _make_events(generator: random.Random, setup: Setup) -> list[Event]:
             Event(*event[:3], event.fields | {"is_session": False}) for event in events if event.kind == "add"
         ]
     events += _make_interruptions(generator, step)
+    if more.random() < 0.2:
+        asleep = more.randrange(step + 10)
+        events += [
+            Event(asleep, "sleep", fields={"ends_calls": more.random() < 0.5}),
+            Event(asleep + more.randint(1, 25), "pause", fields={"how": "UNPAUSED"}),
+        ]
     return sorted(events, key=lambda event: event.step)
 
 
@@ -185,6 +243,21 @@ def _make_prompt(generator: random.Random, context: list[int] | None, most: int)
     else:
         prompt = tokens(generator.randint(1, max(1, most)))
     return prompt[: max(1, most)]
+
+
+def _put_images(generator: random.Random, prompt: list[int], images: list[Image], most: int) -> list[Image]:
+    """Return the images of a prompt, those of its beginning first, and put the others' tokens into it."""
+    images = [image for image in images if image.end <= len(prompt)]
+    place = images[-1].end if images else 0
+    while generator.random() < 0.7:
+        number = generator.randrange(6)
+        image = Image(place + generator.randrange(8), 1 + 7 * number % most, number)
+        if image.end > len(prompt):
+            break
+        prompt[image.offset : image.end] = [1 + number] * image.length
+        images.append(image)
+        place = image.end
+    return images
 
 
 def _make_arguments(
