@@ -645,6 +645,7 @@ def _hold_back(generator: random.Random) -> dict[str, Any]:
     queue.prepend_requests(shown)
     queue.offer(None)
     assert list(queue) == [*visible, *sorted(set(items) & held_back)]
+    held_back.clear()
     queue.release(lambda _: Rank(0), items)
     assert list(queue) == items
     # As in vLLM's own queue, the last request that was preempted goes first, and a new one last.

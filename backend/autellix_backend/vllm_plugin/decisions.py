@@ -13,7 +13,7 @@ from autellix_backend.vllm_plugin.ranks import rank_of
 from autellix_backend.vllm_plugin.tracker import CallTracker
 
 # vLLM may pass over a request for reasons of its own (LoRA slots, a load that the connector cannot name yet):
-# a slot that was freed for it and not taken is not freed again for this many steps, then for twice as many.
+# no slot is freed for it in this many steps, and after one that was freed for nothing in twice as many.
 _COOLING_STEPS = 16
 
 
@@ -33,7 +33,7 @@ class StepDecisions:
         self._step = 0
         self._beneficiaries: list[str] = []
         self._cooling: dict[str, tuple[int, int]] = {}
-        """The step until which a request cools, and for how many."""
+        """The step until which a request cools, and for how many after the next slot freed for nothing."""
         self.slot_preemptions = 0
         self.block_preemptions = 0
 
@@ -64,12 +64,14 @@ class StepDecisions:
         return self._slot_victims(free, now)
 
     def on_scheduled(self) -> None:
-        """Cool down the requests that vLLM passed over although a slot was freed for them."""
-        passed_over = self._engine.order.take_passed_over()
-        for request in passed_over if self._beneficiaries else ():
-            if request.request_id in self._beneficiaries and self._engine.is_ready(request):
-                _, last = self._cooling.get(request.request_id, (0, _COOLING_STEPS // 2))
-                self._cooling[request.request_id] = self._step + 2 * last, 2 * last
+        """Cool down the requests that vLLM has looked at in the step and passed over."""
+        for request in self._engine.order.take_passed_over():
+            if self._machine.preempts and self._engine.is_ready(request):
+                until, steps = self._cooling.get(request.request_id, (0, _COOLING_STEPS))
+                if request.request_id in self._beneficiaries:
+                    self._cooling[request.request_id] = self._step + steps, 2 * steps
+                else:
+                    self._cooling[request.request_id] = max(until, self._step + _COOLING_STEPS), steps
         self._beneficiaries = []
 
     def forget(self, request_id: str) -> None:

@@ -150,7 +150,6 @@ class SchedulerPlugin:
     def on_scheduled(self, output: SchedulerOutput, started_s: float) -> None:
         """Note a scheduled step, and start the calls that got a slot in it."""
         self.engine.blocks.end_watch()
-        self.engine.order.end_rest()
         self.decisions.on_scheduled()
         if not output.num_scheduled_tokens:
             return
@@ -188,10 +187,10 @@ class SchedulerPlugin:
 
     def on_preempted(self, request: Request) -> None:
         """Preempt the call of a request, by whomever."""
+        self.engine.order.rest(request)
         if self.tracker.is_running(request.request_id):
             self.tracker.preempt(request.request_id, self._clock(), request.num_computed_tokens)
             self._rank(request)
-        self.engine.order.rest(request)
 
     def on_part_answered(self, request: Request) -> None:
         """Pause the call of a streaming session, which gives up its slot and keeps its blocks."""

@@ -111,6 +111,7 @@ class ProgramSchedulerMixin(_Host):
         is_throttled = any(args) or any(kwargs.values())
         undoing = ExitStack()
         if self.plugin is not None and self.plugin.is_in_charge:
+            undoing.callback(self.plugin.engine.order.end_rest)
             self._guard(lambda ours: ours.make_room(started_s, is_throttled=is_throttled))
             self._guard(lambda ours: ours.put_worst_last(undoing))
             self._guard(lambda ours: ours.lift_cap(undoing))

@@ -189,13 +189,13 @@ class RankedRequestQueue(RequestQueue):
         self._offered = None if requests is None else [r for r in reversed(requests) if r in self._queued]
 
     def release(self, rank_of: Callable[[Request], Rank], requests: Iterable[Request]) -> None:
-        """Hold nothing back from now on, and order by other ranks.
+        """Order by other ranks from now on, and ask again which requests are held back.
 
         Args:
             rank_of: Returns the rank of a request, alone.
             requests: All that are queued, those of one rank in their order; others may be among them.
         """
-        self._is_held_back, self._rank_of, self._on_look = lambda _: False, rank_of, lambda: None
+        self._rank_of, self._on_look = rank_of, lambda: None
         self._offered = self._peeked = None
         for request in requests:
             if request in self:

@@ -32,6 +32,8 @@ class RequestOrder:
         self._scheduler = scheduler
         self._rank_of: Callable[[str], Rank | None] = lambda _: None
         self._queues: list[RankedRequestQueue] = []
+        self._released: list[RankedRequestQueue] = []
+        """The queues that are no longer ours to order."""
         self._holding_queues: list[RankedRequestQueue] = []
         self._is_held_back: Callable[[str], bool] = lambda _: False
         self._on_look: Callable[[], None] = lambda: None
@@ -93,9 +95,9 @@ class RequestOrder:
         requests = list(self._scheduler.requests.values())
         for request in requests:
             request.priority = _given_priority(request)
-        queues, self._queues = self._queues, []
-        self._resting = []
-        for queue in queues:
+        self._is_held_back = lambda _: False
+        self._released, self._queues = self._queues, []
+        for queue in self._released:
             queue.release(_by_priority if self.has_priorities else _by_arrival, requests)
 
     def put_worst_last(self, is_kept: Callable[[str], bool]) -> None:
@@ -157,9 +159,9 @@ class RequestOrder:
         """Let those run that were preempted for the step that has just been scheduled."""
         rested, self._resting = self._resting, []
         for request in rested:
-            for queue in self._queues:
+            for queue in (*self._queues, *self._released):
                 if request in queue:
-                    queue.add_request(request)
+                    queue.prepend_request(request)
 
     def take_passed_over(self) -> list[Request]:
         """Return the requests that vLLM has looked at in the step and put back, whatever the reason."""

@@ -40,14 +40,12 @@ class HostConnector(KVConnectorBase_V1):
         """The blocks that a request has without a load."""
         self._loading: dict[str, set[int]] = {}
         """What loads of several steps are under way, by request."""
+        self.is_strict = False
+        """Whether to fail if a load of a request begins that is preempted for the step, as vLLM does."""
 
-    def set_up(self, setup: Setup, host: set[int], number: int, seed: int, *, is_strict: bool) -> None:
-        """Load what is in host memory; of several connectors each has its part of that.
-
-        A strict one takes no load of a request that is preempted for the same step, as vLLM's own offloading.
-        In vLLM's own order a reset makes such loads.
-        """
-        self._setup, self._host, self._number, self._is_strict = setup, host, number, is_strict
+    def set_up(self, setup: Setup, host: set[int], number: int, seed: int) -> None:
+        """Load what is in host memory; of several connectors each has its part of that."""
+        self._setup, self._host, self._number = setup, host, number
         self._generator = random.Random(seed + number)
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
@@ -97,7 +95,7 @@ class HostConnector(KVConnectorBase_V1):
         """Return the loads that begin in this step."""
         loading = {load.request for load in self._loads.loads}
         preempted = set(scheduler_output.preempted_req_ids or ())
-        assert not (self._is_strict and loading & preempted), "a load of a preempted request begins"
+        assert not (self.is_strict and loading & preempted), "a load of a preempted request begins"
         loads, self._loads = self._loads, Loads()
         return loads
 

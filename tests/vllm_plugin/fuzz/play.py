@@ -109,11 +109,12 @@ class Player:
         self.scheduler = _make_scheduler(script, model, is_ours=is_ours)
         self.outcome = Outcome()
         self._runner = KVRunner(setup)
+        self._connectors: list[Any] = []
         if setup.loads:
-            connector, plugin = self.scheduler.connector, getattr(self.scheduler, "plugin", None)
-            is_strict = plugin is not None and plugin.is_in_charge
-            for number, each in enumerate(connector.sub_connectors if setup.connectors else [connector]):
-                each.set_up(setup, self._runner.host, number, script.seed, is_strict=is_strict)
+            connector = self.scheduler.connector
+            self._connectors = connector.sub_connectors if setup.connectors else [connector]
+            for number, each in enumerate(self._connectors):
+                each.set_up(setup, self._runner.host, number, script.seed)
         if is_ours:
             self.scheduler.clock = lambda: self._now
             if has_fault:
@@ -158,6 +159,11 @@ class Player:
     def _step(self, step: int) -> int:
         scheduler, setup = self.scheduler, self._setup
         is_throttled = setup.throttles and step % 4 != 0
+        for connector in self._connectors:
+            # In its own order vLLM loads after a reset.
+            connector.is_strict = (
+                self._is_ours and scheduler.plugin.is_in_charge and not scheduler.is_degraded
+            )
         output = scheduler.schedule(True) if is_throttled else scheduler.schedule()
         scheduled: int = output.total_num_scheduled_tokens
         self._under_way.append((output, self._runner.execute(output)))
