@@ -69,6 +69,8 @@ def _list(gateway: RemoteGateway, *, is_json: bool, is_wide: bool) -> int:
     else:
         make_console().print(engine_table(answer["engines"], is_wide=is_wide))
         for engine in answer["engines"]:
+            if engine["failure"] is not None:
+                print(f"{engine['name']}: {engine['failure']}")
             if engine["reporting"] != "local":
                 print(f"{engine['name']}: {engine['scheduling']}")
     return 0

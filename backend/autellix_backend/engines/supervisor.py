@@ -36,7 +36,7 @@ MAX_FAILED_PROBES = 3
 LIVENESS_PERIOD_S = 0.25
 """The period of checks of the process, which need no network."""
 DOWN_PERIOD_S = 1.0
-"""The longest period between probes of an engine that is down."""
+"""The longest period between probes of an engine that is down, or did not answer the last one."""
 
 logger = logging.getLogger(__name__)
 
@@ -106,6 +106,8 @@ class Supervisor:
         self.state = EngineState.UP
         self.reason: str | None = None
         """The reason in one line why it is not up."""
+        self.is_silent = False
+        """Whether it is down because it answers nothing, so that its connections may stand for ever."""
         self.restarts = 0
         """Restarts so far, failed ones included."""
 
@@ -184,17 +186,18 @@ class Supervisor:
             await self._replace(f"it sent no snapshot for {self._settings.stall_timeout_s:g} s")
         elif is_suspected or self._clock() >= self._next_probe_s:
             await self._judge(await self._engine.probe(PROBE_TIMEOUT_S))
-            self._next_probe_s = self._clock() + (
-                PROBE_PERIOD_S if self.state is EngineState.UP else min(PROBE_PERIOD_S, DOWN_PERIOD_S)
-            )
+            is_well = self.state is EngineState.UP and not self._failed_probes
+            period_s = PROBE_PERIOD_S if is_well else min(PROBE_PERIOD_S, DOWN_PERIOD_S)
+            self._next_probe_s = self._clock() + period_s
 
     async def _judge(self, health: Health) -> None:
         if health.problem is None:
-            self._failed_probes = 0
+            self._failed_probes, self.is_silent = 0, False
             self._become(EngineState.UP, None)
             return
         self._failed_probes += 1
         has_given_up = self._failed_probes >= MAX_FAILED_PROBES
+        self.is_silent = has_given_up and health.is_silent
         if has_given_up or not health.is_silent:
             self._become(EngineState.DOWN, f"{self._engine.name} {health.problem}")
         if has_given_up and self._may_replace:

@@ -260,6 +260,9 @@ class GatewayMetrics:
         self._vendor_headers = LearnedLabels(MAX_VENDOR_HEADERS)
         self.reaped = make.counter("reaped", "Idle programs and lost sessions removed.", "kind")
         self.engine_up = make.gauge("engine_up", "Whether the engine receives calls.", "engine")
+        self.engine_refusing = make.gauge(
+            "engine_refusing", "Whether the engine fails calls by its own fault, and is paused.", "engine"
+        )
         self.engine_reports = make.gauge("engine_reports", "Whether the engine's reports arrive.", "engine")
         self.engine_restarts = make.counter(
             "engine_restarts", "Restarts of a dead or hung engine, failed attempts included.", "engine"
@@ -269,7 +272,7 @@ class GatewayMetrics:
         self.engines = EngineGauges(make)
         self.offload = OffloadMetrics(make)
         self.redispatches = make.counter(
-            "redispatches", "Calls sent again because the engine died before their first byte.", "engine"
+            "redispatches", "Calls sent to another engine because this one died or refused them.", "engine"
         )
         self.queue_s = make.latency("queue_seconds", "Waiting of a call in the gateway's queue.", "engine")
         self.store_fallbacks = make.counter(

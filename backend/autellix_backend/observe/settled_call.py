@@ -15,14 +15,14 @@ class Outcome(enum.StrEnum):
 
     OK = "ok"
     REJECTED = "rejected"
-    """The engine answered with an error."""
+    """The engine answered with an error, by the client's fault."""
     UNAVAILABLE = "unavailable"
     """No engine answered, or it died."""
     TIMEOUT = "timeout"
     BAD_ANSWER = "bad_answer"
     """The engine's answer could not be used."""
     ENGINE_ERROR = "engine_error"
-    """The engine's stream holds an error event."""
+    """The engine failed the call by its own fault: an error's status, object or event."""
     TRUNCATED = "truncated"
     """The engine's stream ended without its last event."""
     ABORTED = "aborted"
@@ -48,6 +48,10 @@ class SettledCall(msgspec.Struct, frozen=True, kw_only=True):
     receipt: Receipt
     """Its cost, with the program's id as its client knows it."""
     outcome: Outcome
+    status: int | None = None
+    """The status of the error that it ended with, the engine's or ours."""
+    reason: str | None = None
+    """Why it failed, in at most 200 characters: the engine's words or ours."""
     began_s: float
     """Its arrival, on the gateway's clock."""
     settled_s: float
@@ -88,6 +92,8 @@ class SettledCall(msgspec.Struct, frozen=True, kw_only=True):
     asked_tools: tuple[str, ...] = ()
     """The names of the tools that its answer calls."""
     traceparent: str | None = None
+    request_id: str | None = None
+    """Its client's `x-request-id`."""
 
     @property
     def duration_s(self) -> float:

@@ -57,6 +57,8 @@ def test_the_prompt_of_several_choices_counts_once(
         (Outcome.UNAVAILABLE, 0, 0.0),
         (Outcome.UNAVAILABLE, 1000, 5.0),
         (Outcome.REJECTED, 0, 0.0),
+        (Outcome.ENGINE_ERROR, 0, 0.0),
+        (Outcome.ENGINE_ERROR, 1000, 5.0),
     ],
 )
 def test_what_is_estimated_of_a_call_without_an_answer(

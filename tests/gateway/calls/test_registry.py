@@ -126,7 +126,8 @@ def test_an_answer_in_one_piece_has_no_first_token(serve: Any, tmp_path: Path) -
 def test_a_call_that_failed_is_logged_too(serve: Any, tmp_path: Path) -> None:
     line, _ = logged(serve, tmp_path / "calls.jsonl", FakeBehaviour(fault=Fault.ERROR))
 
-    assert (line["outcome"], line["prompt_tokens"], line["is_estimated"]) == ("rejected", None, True)
+    assert (line["outcome"], line["prompt_tokens"], line["is_estimated"]) == ("engine_error", None, True)
+    assert (line["status"], line["reason"]) == (500, "the fake engine was told to fail")
 
 
 def test_without_reports_the_answers_own_counts_are_logged(serve: Any, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from autellix_backend.gateway.calls.body import CallBody, most_output_tokens
 from autellix_backend.gateway.calls.dialects import Dialect
 from autellix_backend.gateway.engines.handle import EngineHandle
 from autellix_backend.gateway.engines.queue import QueuedCall
+from autellix_backend.gateway.engines.upstream import REQUEST_ID_HEADER
 from autellix_backend.gateway.identity.aliases import FOREIGN_TOKEN
 from autellix_backend.gateway.identity.answer_ids import MAX_IDS, MAX_TOOLS, read_answer_ids
 from autellix_backend.gateway.identity.identity import Identity
@@ -89,6 +90,10 @@ class GatewayCall(QueuedCall):
     """The unique ids of the tool calls in its answer."""
     asked_tools: list[str] = field(default_factory=list)
     """The names of the tools that its answer calls."""
+    status: int | None = None
+    """The status of the error that it fails with."""
+    reason: str | None = None
+    """Why it fails, in at most 200 characters."""
     receipt: Receipt | None = None
     """Set when the call is settled."""
 
@@ -262,7 +267,7 @@ class GatewayCall(QueuedCall):
         return self.demand.prompt_tokens + output_tokens
 
     def _is_unserved(self, outcome: Outcome) -> bool:
-        is_gone = outcome is Outcome.UNAVAILABLE and not self.streamed_events
+        is_gone = outcome in (Outcome.UNAVAILABLE, Outcome.ENGINE_ERROR) and not self.streamed_events
         return self.sent_s is None or outcome is Outcome.REJECTED or is_gone
 
     def _estimated_service_s(self, outcome: Outcome, scheduler: SchedulerConfig, now: float) -> float:
@@ -316,6 +321,8 @@ class GatewayCall(QueuedCall):
             start=self.start,
             receipt=receipt,
             outcome=outcome,
+            status=self.status,
+            reason=self.reason,
             began_s=self.began_s,
             settled_s=now,
             ended_at_s=ended_at_s,
@@ -339,6 +346,7 @@ class GatewayCall(QueuedCall):
             is_final=identity.is_final,
             asked_tools=tuple(self.asked_tools),
             traceparent=self.headers.get("traceparent"),
+            request_id=self.headers.get(REQUEST_ID_HEADER),
         )
 
     def _runs(self) -> tuple[tuple[tuple[float, float], ...], float | None]:

@@ -3,8 +3,8 @@
 A call is settled exactly once, also when its client disconnects, its engine dies, times out or cannot
 be reached, or the gateway shuts down. Until the first byte of its answer it may be sent again where it cannot
 have run, or its work is lost: once if a kept connection was closed before the engine read it, and once to
-another engine when its engine died. Once the head of its stream is out, what fails ends the stream with an
-error event.
+another engine when its engine died or fell silent, or refused it by its own fault (`refusals.py`). Once the
+head of its stream is out, what fails ends the stream with an error event.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from http import HTTPStatus
 
 from aiohttp import ClientResponse
 from starlette.types import Receive, Scope, Send
@@ -28,6 +29,7 @@ from autellix_backend.gateway.calls.sse import begins_stream, engine_error_event
 from autellix_backend.gateway.calls.usage import read_usage
 from autellix_backend.gateway.engines.handle import EngineHandle
 from autellix_backend.gateway.engines.models import ModelLists
+from autellix_backend.gateway.engines.refusals import cut, error_status, fault_of, retry_after_s, words_of
 from autellix_backend.gateway.engines.upstream import MAY_HAVE_RUN, EngineResetError
 from autellix_backend.gateway.errors import (
     EngineAnswerError,
@@ -127,7 +129,9 @@ class Exchange:
     outcome: Outcome = Outcome.ABORTED
     """What it is settled with unless an answer decides."""
     was_repeated: bool = False
-    """Whether an engine died under the call and it was sent to another one."""
+    """Whether its engine died or refused it, and it was sent to another one."""
+    doubted: tuple[EngineHandle, str] | None = None
+    """The engine that did not take the client's key, and its words: its fault if another one takes it."""
     ended: tuple[str, ...] = ()
     """The ends of other programs that went with the call."""
     stream: RelayedStream | None = None
@@ -160,6 +164,7 @@ class Exchange:
                 self.registry.renew_key(self.call)
         except GatewayError as error:
             self.outcome = _outcome_of(error)
+            self._note_error(error)
             await self.reply.stop_waiting()
             if self.reply.has_begun:
                 await self._break_off(error)
@@ -179,14 +184,13 @@ class Exchange:
                 handle.ended.on_received(self.ended)
                 if self.call.is_last:
                     handle.ended.on_last_received(self.call.arrival.program_id)
-                await self._relay(handle, response)
+                return await self._relay(handle, response)
             except EngineUnavailableError as error:
                 if error.is_unsent:
                     handle.queue.on_unreached(self.call)
                 else:
                     await self._check_repeat(error)
                 return False
-        return True
 
     async def _send(self, handle: EngineHandle) -> ClientResponse:
         """Send the call, and once more if the engine has not read it; return the response at its head."""
@@ -220,39 +224,92 @@ class Exchange:
             # The call may be what kills engines: no client library should send it a third time.
             error.forbid_retry()
             raise error
+        self._repeat()
+
+    def _repeat(self) -> None:
+        """Have the call sent to another engine; what the first one did with it does not count."""
+        call = self.call
         self.was_repeated = True
-        self.registry.on_repeat(self.call)
+        self.outcome, call.status, call.reason = Outcome.ABORTED, None, None
+        self.registry.on_repeat(call)
 
-    async def _relay(self, handle: EngineHandle, response: ClientResponse) -> None:
-        if response.status >= 400:
-            await self._relay_error(handle, response)
-        elif response.content_type == "text/event-stream":
-            await self._relay_stream(handle, response)
-        else:
-            await self._relay_body(handle, response)
+    def _is_repeated_after(
+        self, handle: EngineHandle, response: ClientResponse, status: int, content: bytes
+    ) -> bool:
+        """Note whose fault a failed answer is; return whether another engine is to answer the call."""
+        call, refusals = self.call, handle.refusals
+        has_clients_key = handle.upstream.shows_key(call.headers)
+        # A stored response that is not found is not the engine's fault.
+        is_other = "previous_response_id" in call.body.fields
+        lists_model = not is_other and (call.model is None or call.model in handle.models)
+        fault = fault_of(status, content, lists_model=lists_model, has_clients_key=has_clients_key)
+        # What was generated before an error event is not free, whoever is at fault.
+        is_clients = not fault.is_engines and not self.reply.has_content
+        self.outcome = Outcome.REJECTED if is_clients else Outcome.ENGINE_ERROR
+        call.status, call.reason = status, words_of(content)
+        problem = f"{status} {call.reason}"
+        if fault.is_engines:
+            refusals.on_fault(call.identity.program, problem, retry_after_s(response.headers))
+        is_there_only = call.identity.engine == handle.name
+        may_repeat = fault.can_repeat and not (self.was_repeated or self.reply.has_content or is_there_only)
+        if not may_repeat or not handle.queue.can_move(call.model, False):
+            return False
+        self.doubted = None if fault.is_engines else (handle, problem)
+        self._repeat()
+        return True
 
-    async def _relay_error(self, handle: EngineHandle, response: ClientResponse) -> None:
+    def _note_answer(self, handle: EngineHandle) -> None:
+        """Note that an engine answers the call."""
+        handle.refusals.on_answered()
+        if self.doubted is not None:
+            doubted, problem = self.doubted
+            doubted.refusals.on_fault(self.call.identity.program, problem)
+
+    def _note_error(self, error: GatewayError) -> None:
+        """Note why the call fails, and an answer that could not be used."""
+        call = self.call
+        call.status, call.reason = error.status, cut(error.message)
+        if isinstance(error, EngineAnswerError | EngineTimeoutError) and not self.reply.has_content:
+            call.handle.refusals.on_fault(call.identity.program, f"{error.status:d} {call.reason}")
+
+    async def _relay(self, handle: EngineHandle, response: ClientResponse) -> bool:
+        """Relay an answer; return False if another engine is to answer."""
+        if response.status < 400 and response.content_type == "text/event-stream":
+            return await self._relay_stream(handle, response)
         content = await handle.upstream.read(response)
-        if response.status >= 500 and await self._has_died():
+        status = response.status if response.status >= 400 else error_status(content)
+        if status is None:
+            await self._relay_body(handle, response, content)
+            return True
+        return await self._relay_error(handle, response, status, content)
+
+    async def _relay_error(
+        self, handle: EngineHandle, response: ClientResponse, status: int, content: bytes
+    ) -> bool:
+        if status >= 500 and await self._has_died():
             raise self._death()
-        self.outcome = Outcome.REJECTED
+        if self._is_repeated_after(handle, response, status, content):
+            return False
         receipt = await self.registry.settle(self.call, self.outcome, has_reports=False)
         await self.reply.stop_waiting()
         if not self.reply.has_begun:
-            await self.reply.send_whole(response, content, self.call.level)
-            return
-        error = handle.upstream.bad_answer(f"answered with status {response.status}")
+            await self.reply.send_whole(response, content, self.call.level, status)
+            return True
+        error = handle.upstream.bad_answer(f"answered with status {status}")
         event = engine_error_event(content, error, self.call.dialect.errors)
         await self.reply.send_part(event + self._comment(receipt), is_last=True)
+        return True
 
-    async def _relay_body(self, handle: EngineHandle, response: ClientResponse) -> None:
-        content = await handle.upstream.read(response)
+    async def _relay_body(self, handle: EngineHandle, response: ClientResponse, content: bytes) -> None:
         await self.reply.stop_waiting()
         if self.reply.has_begun:
             raise handle.upstream.bad_answer("did not answer with a stream of events")
         is_json = response.content_type == "application/json" and "content-encoding" not in response.headers
         if is_json and not is_object(content):
             raise handle.upstream.bad_answer("did not answer with a JSON object")
+        if response.content_type == "text/html":
+            raise handle.upstream.bad_answer(f"answered with a web page: {words_of(content)}")
+        self._note_answer(handle)
         if self.call.marked_id:
             # Its arguments are none of the client's business.
             key = self.call.engine_key.rpartition("~")[2]
@@ -267,15 +324,18 @@ class Exchange:
         )
         if is_json:
             content = receipt.spliced_into(content)
-        await self.reply.send_whole(response, content, receipt.level or self.call.level)
+        await self.reply.send_whole(response, content, receipt.level or self.call.level, response.status)
 
-    async def _relay_stream(self, handle: EngineHandle, response: ClientResponse) -> None:
+    async def _relay_stream(self, handle: EngineHandle, response: ClientResponse) -> bool:
         stream = self.stream = RelayedStream(self.call)
         try:
             if response.headers.get("content-encoding", "identity") != "identity":
                 raise handle.upstream.bad_answer("compressed its stream of events, which was not asked for")
-            await self._relay_events(handle, response, stream)
+            if not await self._relay_events(handle, response, stream):
+                self.stream = None
+                return False
             await self._end_stream(handle, response, stream)
+            return True
         finally:
             if stream.is_complete:
                 handle.upstream.let_end(response)
@@ -285,34 +345,45 @@ class Exchange:
 
     async def _relay_events(
         self, handle: EngineHandle, response: ClientResponse, stream: RelayedStream
-    ) -> None:
-        """Relay a stream up to its last event, or to its end without one."""
+    ) -> bool:
+        """Relay a stream up to its last event, or to its end without one; return as _relay() does."""
         reply = self.reply
         while not stream.is_complete and (chunk := await handle.upstream.read_part(response)):
             is_first = not (reply.has_content or stream.held_bytes)
             if is_first and not begins_stream(chunk):
                 raise handle.upstream.bad_answer("did not answer with a stream of events")
+            had_error = stream.has_error
             events = stream.feed(chunk)
-            if stream.has_error and await self._has_died():
-                raise self._death()
+            if stream.has_error and not had_error:
+                if await self._has_died():
+                    raise self._death()
+                # One before the first token may be another engine's to mend.
+                status = error_status(stream.error_data) or HTTPStatus.INTERNAL_SERVER_ERROR
+                if self._is_repeated_after(handle, response, status, stream.error_data):
+                    return False
+            elif events and not reply.has_content:
+                self._note_answer(handle)
             if events:
                 await reply.begin_stream(response)
                 await reply.send_part(events)
             handle.upstream.check_size(stream.held_bytes)
+        return True
 
     async def _end_stream(
         self, handle: EngineHandle, response: ClientResponse, stream: RelayedStream
     ) -> None:
         await self.reply.begin_stream(response)
         rest = stream.flush()
-        self.outcome = stream.outcome()
+        # An error event has decided that already.
+        self.outcome = self.outcome if stream.has_error else stream.outcome()
+        if self.outcome is Outcome.TRUNCATED:
+            error = handle.upstream.bad_answer("ended its stream without the last event")
+            self._note_error(error)
+            # In place of an event that was cut off.
+            rest = self._error_event(error)
         receipt = await self.registry.settle(
             self.call, self.outcome, has_reports=self._has_reports, read_usage=stream.usage
         )
-        if self.outcome is Outcome.TRUNCATED:
-            error = handle.upstream.bad_answer("ended its stream without the last event")
-            # In place of an event that was cut off.
-            rest = self._error_event(error)
         await self.reply.send_part(rest + self._comment(receipt) + stream.last_event, is_last=True)
 
     def _comment(self, receipt: Receipt) -> bytes:

@@ -60,13 +60,11 @@ class Reply:
             self._blanks.cancel()
             await asyncio.wait([self._blanks])
 
-    async def send_whole(self, response: ClientResponse, content: bytes, level: int) -> None:
-        """Send an engine's answer with this content, from a call that ended at a level."""
+    async def send_whole(self, response: ClientResponse, content: bytes, level: int, status: int) -> None:
+        """Send an engine's answer with this content and status, from a call that ended at a level."""
         length = (b"content-length", str(len(content)).encode())
         self._take_over()
-        await self._begin(
-            response.status, [*response_headers(response.raw_headers), *self._head(level), length]
-        )
+        await self._begin(status, [*response_headers(response.raw_headers), *self._head(level), length])
         await self.send({"type": "http.response.body", "body": content})
 
     async def begin_stream(self, response: ClientResponse) -> None:
@@ -205,7 +203,7 @@ class RelayedStream:
             return True
         if data:
             self._kept.feed(data)
-            self._call.streamed_events += 1
+            self._call.streamed_events += not is_error
             self._finished |= finished_choices(data)
             if opens_tool_call(data):
                 self._call.note_ids(data)

@@ -163,6 +163,8 @@ class Router:
         among = among & {call.identity.engine} or among
         if not among:
             return self._where_to_wait(able, avoided)
+        # One that fails calls is avoided unless all do.
+        among = {name for name in among if not self._is_refused(call, self.pool.get(name))} or among
         group, balancer = self._group_of(able[0].name)
         arriving = ArrivingCall(call.identity.program, call.prompt_tokens, call.prefix, among)
         best = fastest(handle.speed for handle in group if handle.name in among)
@@ -171,6 +173,10 @@ class Router:
         for handle in group:
             handle.speed.on_call_placed(is_here=handle is chosen)
         return chosen
+
+    def _is_refused(self, call: GatewayCall, handle: EngineHandle) -> bool:
+        refusals = handle.refusals
+        return refusals.is_paused or refusals.has_failed(call.identity.program)
 
     def _group_of(self, engine: str) -> tuple[list[EngineHandle], Balancer]:
         """Return the engines that share models with one, and their balancer."""

@@ -16,6 +16,7 @@ from autellix_backend.gateway.engines.ended import EndedPrograms
 from autellix_backend.gateway.engines.in_flight import InFlightBound
 from autellix_backend.gateway.engines.ordering import ArrivalOrdering, make_ordering
 from autellix_backend.gateway.engines.queue import EngineQueue
+from autellix_backend.gateway.engines.refusals import Refusals
 from autellix_backend.gateway.engines.reporting import Reporting, reporting_of
 from autellix_backend.gateway.engines.snapshots import LatestSnapshots
 from autellix_backend.gateway.engines.upstream import Upstream
@@ -83,7 +84,7 @@ class EngineHandle:
         gateway_id: str,
         hides_keys: bool,
         clock: Callable[[], float],
-        can_move: Callable[[str | None], bool],
+        can_move: Callable[[str | None, bool], bool],
         on_report: Callable[[str, EngineReport], None],
         on_snapshot: Callable[[str, EngineSnapshot | None, EngineSnapshot], None],
         on_link_change: Callable[[EngineHandle], None],
@@ -97,7 +98,8 @@ class EngineHandle:
             gateway_id: The id that the engine's reports for this gateway name.
             hides_keys: Whether clients' keys are the gateway's own, which no engine may see.
             clock: Monotonic seconds.
-            can_move: Returns whether another engine accepts calls for a model.
+            can_move: Returns whether another engine accepts calls for a model, and with True also whether
+                one does that is paused.
             on_report: Is called with the engine's name and each report.
             on_snapshot: Is called with the engine's name, its rank's snapshot before, and a new one.
             on_link_change: Is called after each change of the report link.
@@ -113,12 +115,14 @@ class EngineHandle:
         self._metrics = metrics
         self._on_report, self._on_snapshot, self._on_link_change = on_report, on_snapshot, on_link_change
         self.supervisor = Supervisor(engine, limits, clock=clock)
+        self.refusals = Refusals(clock, on_change=metrics.engine_refusing.labels(engine.name).set)
         self.queue = EngineQueue(
             engine=engine.name,
             ordering=make_ordering(engine, settings),
             supervisor=self.supervisor,
             settings=settings,
             metrics=metrics,
+            refusals=self.refusals,
             can_move=can_move,
             clock=clock,
         )
@@ -179,10 +183,18 @@ class EngineHandle:
 
     @property
     def state(self) -> str:
-        """Return `leaving`, `draining`, or the supervisor's state."""
+        """Return `leaving`, `draining`, `refusing` if it fails all calls, or the supervisor's state."""
         if self.is_leaving:
             return "leaving"
-        return "draining" if self.is_draining else self.supervisor.state.value
+        if self.is_draining:
+            return "draining"
+        is_refusing = self.supervisor.is_up and self.refusals.is_refusing
+        return "refusing" if is_refusing else self.supervisor.state.value
+
+    @property
+    def problem(self) -> str | None:
+        """Why it is not up, or what it answers in place of answers; None if it serves."""
+        return self.engine.failure() or self.supervisor.reason or self.refusals.problem
 
     @property
     def is_draining(self) -> bool:
@@ -225,11 +237,20 @@ class EngineHandle:
 
     def on_change(self, change: EngineChange) -> None:
         """Drop what is out of date when the engine is no longer up."""
+        # Whatever it answered before is no longer true.
+        self.refusals.reset()
         if change.state is EngineState.UP:
             self._open_link()
             self._order_here()
             return
         self._forget()
+
+    def review(self) -> None:
+        """Send, move or refuse queued calls, and cut off the sent ones if the engine has fallen silent."""
+        if self.supervisor.is_silent:
+            self.upstream.cut_off()
+        self.queue.pump()
+        self.queue.judge()
 
     def on_message(self, message: bytes) -> None:
         """Take what the engine sent over the report link: a report of a request, or a snapshot."""
@@ -356,7 +377,8 @@ class EngineHandle:
         if snapshot is not None:
             others = max(0, snapshot.running + snapshot.waiting - self.snapshots.open_calls)
             kv_tokens = snapshot.kv_total_blocks * snapshot.kv_block_tokens
-        calls = self.open_calls + others
+        # Few open calls are no sign of a free engine if it has failed the last ones.
+        calls = self.open_calls + others + len(self.refusals)
         # An engine that is short of KV blocks runs fewer calls than it has slots.
         is_short = snapshot is not None and snapshot.is_block_short
         running = min(calls, snapshot.running if snapshot is not None and is_short else slots)

@@ -108,9 +108,13 @@ class EnginePool:
             # A new list only then: the router keeps a balancer for each group until it sees another list.
             self.groups = groups
 
-    def can_move_from(self, name: str, model: str | None) -> bool:
-        """Return whether another engine than this accepts calls for a model."""
-        return any(handle.is_accepting() for handle in self.serving(model) if handle.name != name)
+    def can_move_from(self, name: str, model: str | None, is_leaving: bool) -> bool:
+        """Return whether another engine than this accepts calls for a model.
+
+        One that is paused for failing calls counts only where a call has to leave.
+        """
+        others = (handle for handle in self.serving(model) if handle.name != name and handle.is_accepting())
+        return any(is_leaving or not handle.refusals.is_paused for handle in others)
 
     def subscribe(self, listener: Callable[[EngineChange], None]) -> None:
         """Call a listener at every change of any engine, present or future; it must not raise."""
@@ -141,6 +145,7 @@ class EnginePool:
         self.regroup()
         if self._timer is not None:
             handle.open()
+            logger.info("engine %s has joined, at %s", engine.name, engine.base_url)
             self._review_queues()
         return handle
 
@@ -207,8 +212,9 @@ class EnginePool:
         able = self.serving(model)
         if not able:
             raise EngineUnavailableError("there is no engine")
-        accepting = next((handle for handle in able if handle.is_accepting()), able[0])
-        handle = accepting if name is None else self._handles.get(name, accepting)
+        accepting = [handle for handle in able if handle.is_accepting()] or able
+        first = next((handle for handle in accepting if not handle.refusals.is_paused), accepting[0])
+        handle = first if name is None else self._handles.get(name, first)
         handle.hold()
         try:
             yield handle
@@ -231,8 +237,7 @@ class EnginePool:
 
     def _review_queues(self) -> None:
         for handle in self:
-            handle.queue.pump()
-            handle.queue.judge()
+            handle.review()
 
     def _start_timer(self) -> None:
         self._timer = asyncio.get_running_loop().call_later(REVIEW_PERIOD_S, self._on_timer)

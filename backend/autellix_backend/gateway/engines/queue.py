@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from autellix_backend.core.arrival import Arrival
 from autellix_backend.engines.supervisor import EngineState, Supervisor
 from autellix_backend.gateway.engines.ordering import Ordering, PolicyOrdering, Wait
+from autellix_backend.gateway.engines.refusals import Refusals
 from autellix_backend.gateway.errors import EngineUnavailableError, ShuttingDownError
 from autellix_backend.observe.metrics import GatewayMetrics
 from autellix_backend.observe.settled_call import Usage
@@ -67,8 +68,9 @@ class EngineQueue:
     supervisor: Supervisor
     settings: Settings
     metrics: GatewayMetrics
-    can_move: Callable[[str | None], bool]
-    """Returns whether another engine accepts calls for a model."""
+    refusals: Refusals
+    can_move: Callable[[str | None, bool], bool]
+    """Returns whether another engine accepts calls for a model; with True also whether a paused one does."""
     clock: Callable[[], float]
     is_draining: bool = False
     """Whether queued calls should move to other engines."""
@@ -194,7 +196,7 @@ class EngineQueue:
         is_open = self.can_send() and not self._is_shutting_down
         while self._queued and is_open:
             key = self.ordering.next(now)
-            if key is None:
+            if key is None or self._is_better_elsewhere(self._queued[key]):
                 break
             self._send(self._queued.pop(key), self.ordering.send(key, now), now)
         self._set_wake(self.ordering.wake_s - now if self._queued and is_open else math.inf)
@@ -208,7 +210,8 @@ class EngineQueue:
         if not self._queued:
             return
         obstacle = self._obstacle()
-        if obstacle is None and not self.is_draining and not self._is_shutting_down:
+        is_leaving = obstacle is not None or self.is_draining
+        if not is_leaving and not self.refusals.is_paused and not self._is_shutting_down:
             return
         can_move, is_failed = functools.cache(self.can_move), self.supervisor.state is EngineState.FAILED
         for key, call in list(self._queued.items()):
@@ -217,11 +220,15 @@ class EngineQueue:
                 continue
             if self._is_shutting_down:
                 self._refuse(call, ShuttingDownError(), "draining")
-            elif can_move(call.model):
+            elif can_move(call.model, is_leaving):
                 del self._queued[key]
                 call.turn.set_result(False)
             elif obstacle is not None and (is_failed or self._has_waited(call)):
                 self._refuse(call, EngineUnavailableError(obstacle), "engine_unavailable")
+
+    def _is_better_elsewhere(self, call: QueuedCall) -> bool:
+        """Return whether another engine should get a call, because this one is paused; judge() moves it."""
+        return self.refusals.is_paused and self.can_move(call.model, False)
 
     def _set_wake(self, after_s: float) -> None:
         if self._wake is not None:
@@ -255,6 +262,7 @@ class EngineQueue:
         if self.busy_since_s is None:
             self.busy_since_s = now
         call.restarts = self.supervisor.restarts
+        self.refusals.on_sent()
         if not call.turn.done():
             call.turn.set_result(True)
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
+import socket
+import weakref
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any
@@ -38,6 +41,10 @@ END_WAIT_S = 1.0
 """How long a response may take to end after its last event, so that its connection can be used again."""
 LOOK_PERIOD_S = 1.0
 """How often the connection of a body is looked at."""
+SILENT_S = 10.0
+"""How long nothing has come from an engine that is cut off: a busy one may answer no probe, and stream."""
+DEAD_PEER_S = 60
+"""How long a connection stands whose other end confirms nothing: a lost host, or a forgotten NAT entry."""
 MAX_PLAIN_BODY_BYTES = 2**20
 """aiohttp writes longer bodies in parts, if they come as a file."""
 
@@ -56,6 +63,12 @@ FORWARDED_HEADERS = (
 TRACE_HEADERS = frozenset({"traceparent", "tracestate", REQUEST_ID_HEADER})
 KEY_HEADERS = frozenset({"authorization", "x-api-key", "api-key"})
 
+_PEER_OPTIONS = {
+    "TCP_KEEPIDLE": DEAD_PEER_S // 2,
+    "TCP_KEEPINTVL": DEAD_PEER_S // 6,
+    "TCP_KEEPCNT": 3,
+    "TCP_USER_TIMEOUT": DEAD_PEER_S * 1000,
+}
 _NOT_RETURNED = frozenset(
     {
         b"connection",
@@ -120,6 +133,9 @@ class Upstream:
         self._settings = settings.gateway
         self.on_retry = metrics.retries.labels(engine.name).inc
         self._session: aiohttp.ClientSession | None = None
+        self._sockets = weakref.WeakSet[socket.socket]()
+        self._heard_s = 0.0
+        """When anything of an answer came last."""
         self._ending: set[aiohttp.ClientResponse] = set()
         """Responses of which everything but their end has come."""
 
@@ -132,7 +148,9 @@ class Upstream:
         tracing.on_connection_reuseconn.append(_note_reuse)
         self._session = aiohttp.ClientSession(
             trace_configs=[tracing],
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S),
+            connector=aiohttp.TCPConnector(
+                limit=0, keepalive_timeout=KEEPALIVE_S, socket_factory=self._make_socket
+            ),
             timeout=aiohttp.ClientTimeout(total=self._settings.upstream_timeout_s, connect=CONNECT_TIMEOUT_S),
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,
@@ -148,6 +166,28 @@ class Upstream:
         session, self._session = self._session, None
         if session is not None:
             await session.close()
+
+    def cut_off(self) -> None:
+        """Break all connections if nothing has come over any of them lately.
+
+        Their requests fail as if the engine had died. Once it continues, it finds them closed and aborts.
+        """
+        if asyncio.get_running_loop().time() - self._heard_s < SILENT_S:
+            return
+        for each in list(self._sockets):
+            with contextlib.suppress(OSError):
+                # Closing would wait until the engine has taken all that was sent.
+                each.shutdown(socket.SHUT_RDWR)
+
+    def _make_socket(self, address: aiohttp.AddrInfoType) -> socket.socket:
+        made = socket.socket(*address[:3])
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        # macOS has other names.
+        for name, value in _PEER_OPTIONS.items():
+            if hasattr(socket, name):
+                made.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+        self._sockets.add(made)
+        return made
 
     async def forward(
         self, method: str, target: str, headers: Mapping[str, str], data: bytes
@@ -215,6 +255,7 @@ class Upstream:
             raise EngineResetError(f"engine {self._engine.name} reset the connection") from error
         except _FAILURES as error:
             raise self._translate(error) from error
+        self._heard_s = now()
         if not (200 <= response.status < 300 or 400 <= response.status < 600):
             # A redirect would send the client, with its key, elsewhere.
             response.close()
@@ -247,9 +288,11 @@ class Upstream:
     async def read_part(self, response: aiohttp.ClientResponse) -> bytes:
         """Return what has come of a body since the part before, nothing at its end; raises as read() does."""
         try:
-            return await response.content.readany()
+            part = await response.content.readany()
         except _FAILURES as error:
             raise self._translate(error) from error
+        self._heard_s = asyncio.get_running_loop().time()
+        return part
 
     def let_end(self, response: aiohttp.ClientResponse) -> None:
         """Keep the connection of a response that needs no more reading, if the response ends soon."""
@@ -260,6 +303,10 @@ class Upstream:
     def _close_ending(self, response: aiohttp.ClientResponse) -> None:
         self._ending.discard(response)
         response.close()
+
+    def shows_key(self, headers: Mapping[str, str]) -> bool:
+        """Return whether the engine sees the client's own key in a request with these headers."""
+        return not self._hides_keys and not KEY_HEADERS.isdisjoint(headers)
 
     def check_size(self, size_bytes: int) -> None:
         """Raise an EngineAnswerError if an answer of this size may not be buffered."""

@@ -194,7 +194,7 @@ def _row(member: EngineHandle) -> EngineRow:
         models=list(member.models),
         is_alive=engine.is_alive(),
         state=member.state,
-        failure=engine.failure() or member.supervisor.reason,
+        failure=member.problem,
         restarts=member.supervisor.restarts,
         sends_reports=member.sends_reports,
         reporting=member.reporting.state,
