@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import logging
 import os
 import re
 import signal
@@ -140,23 +141,25 @@ async def test_a_dead_engine_leaves_a_gateway_that_answers_503(
 
 
 async def test_a_dead_engine_comes_back(
-    tmp_path: Path, fake_replica: VllmReplica, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    fake_replica: VllmReplica,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The server prints that the engine died and that it is up again."""
-    said: list[str] = []
+    """The log says that the engine died and that it is up again."""
+    caplog.set_level(logging.INFO)
 
     async def use(_root: str) -> None:
         first = fake_replica.pid
         await kill_engine(fake_replica)
 
         def is_back() -> bool:
-            said.append(capsys.readouterr().err)
-            return fake_replica.is_alive() and fake_replica.pid != first and "up again" in "".join(said)
+            return fake_replica.is_alive() and fake_replica.pid != first and "up again" in caplog.text
 
         await until(is_back)
 
     assert await serve_and(make_settings(tmp_path), capsys, use) == 0
-    assert "RuntimeError: told to die; restarting" in "".join(said)
+    assert "RuntimeError: told to die; restarting" in caplog.text
     assert fake_replica.pid is None
 
 
@@ -177,27 +180,23 @@ def with_tenants(settings: Settings, path: Path) -> Settings:
     return replace(settings, gateway=replace(settings.gateway, tenants_file=path))
 
 
-async def hang_up(capsys: pytest.CaptureFixture[str], words: str = "read the tenants file again") -> None:
-    """Send SIGHUP to this process, and wait until these words are on standard error."""
-    printed: list[str] = []
-
-    def is_printed() -> bool:
-        printed.append(capsys.readouterr().err)
-        return words in "".join(printed)
+async def hang_up(caplog: pytest.LogCaptureFixture, words: str = "read the tenants file again") -> None:
+    """Send SIGHUP to this process, and wait until these words are in the log."""
+    caplog.set_level(logging.INFO)
 
     # Unhandled it would end this process.
     assert signal.getsignal(signal.SIGHUP) is not signal.SIG_DFL
     os.kill(os.getpid(), signal.SIGHUP)
-    await until(is_printed)
+    await until(lambda: words in caplog.text)
 
 
 async def test_sighup_during_the_start_reloads_the_tenants(
-    tmp_path: Path, loading_replica: VllmReplica, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, loading_replica: VllmReplica, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A unit that is reloaded while its engines load goes on starting."""
     server = asyncio.create_task(serve(with_tenants(make_settings(tmp_path), tmp_path / "tenants.toml")))
     await until(lambda: loading_replica.pid is not None)
-    await hang_up(capsys)
+    await hang_up(caplog)
     os.kill(os.getpid(), signal.SIGINT)
     assert await asyncio.wait_for(server, PATIENCE_S) == 130
 
@@ -207,6 +206,7 @@ async def test_sighup_while_the_engines_stop_reloads_the_tenants(
     fake_replica: VllmReplica,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A unit that is reloaded while it ends stops its engines all the same."""
     stop, stopping, may_stop = fake_replica.stop, asyncio.Event(), asyncio.Event()
@@ -221,7 +221,7 @@ async def test_sighup_while_the_engines_stop_reloads_the_tenants(
     await wait_ready(capsys, [])
     os.kill(os.getpid(), signal.SIGTERM)
     await asyncio.wait_for(stopping.wait(), PATIENCE_S)
-    await hang_up(capsys)
+    await hang_up(caplog)
     may_stop.set()
     assert await asyncio.wait_for(server, PATIENCE_S) == 0
     assert fake_replica.pid is None
@@ -444,7 +444,10 @@ def test_a_call_log_that_cannot_be_written_shows_before_the_engine_starts(
 
 
 async def test_sighup_reloads_the_tenants(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], engine: FakeEngine
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    engine: FakeEngine,
 ) -> None:
     """A key added to the file is accepted from then on; a faulty file changes nothing."""
     path = tmp_path / "tenants.toml"
@@ -465,10 +468,10 @@ async def test_sighup_reloads_the_tenants(
     async def use(root: str) -> None:
         assert await statuses(root) == [200, 401]
         write("Bad", keys[1])
-        await hang_up(capsys, "the tenants stay as they were")
+        await hang_up(caplog, "the tenants stay as they were")
         assert await statuses(root) == [200, 401]
         write("good", keys[1])
-        await hang_up(capsys)
+        await hang_up(caplog)
         assert await statuses(root) == [401, 200]
 
     write("first", keys[0])

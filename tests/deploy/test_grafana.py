@@ -12,6 +12,7 @@ import pytest
 import yaml
 from prometheus_client.metrics import MetricWrapperBase
 
+from autellix_backend.observe.call_log import STANDARD_ERROR, CallLog
 from autellix_backend.observe.metrics import GatewayMetrics
 
 promql_parser = pytest.importorskip("promql_parser")
@@ -31,7 +32,9 @@ OF_PROCESS = {"process_cpu_seconds_total", "process_resident_memory_bytes"}
 def known() -> dict[str, set[str]]:
     """Return the labels of each series that a gateway can have."""
     found = {name: set(OF_SCRAPES) for name in OF_PROCESS}
-    for collector in list(GatewayMetrics().registry._collector_to_names):
+    metrics = GatewayMetrics()
+    CallLog(STANDARD_ERROR, metrics.registry)
+    for collector in list(metrics.registry._collector_to_names):
         if isinstance(collector, MetricWrapperBase):
             assert collector._type is not None
             for suffix in SUFFIXES[collector._type]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 import sys
 from collections.abc import Iterable
@@ -18,6 +19,14 @@ from autellix_backend.gateway.engines.handle import EngineHandle
 from autellix_backend.gateway.engines.pool import EnginePool
 from autellix_backend.settings import AUTO_GIB, EngineSettings, Settings
 
+_WITHOUT = {
+    EngineState.DOWN: "calls wait, or go to other engines",
+    EngineState.RESTARTING: "restarting, calls wait",
+    EngineState.FAILED: "calls get status 503",
+}
+
+logger = logging.getLogger(__name__)
+
 
 def note(text: str) -> None:
     """Print a line about the gateway to standard error."""
@@ -25,14 +34,11 @@ def note(text: str) -> None:
 
 
 def note_change(change: EngineChange) -> None:
-    """Print an engine's change of state."""
-    messages = {
-        EngineState.UP: f"{change.engine} is up again",
-        EngineState.DOWN: f"error: {change.reason}; calls wait",
-        EngineState.RESTARTING: f"error: {change.reason}; restarting, calls wait",
-        EngineState.FAILED: f"error: {change.reason}; calls get status 503",
-    }
-    note(messages[change.state])
+    """Log an engine's change of state."""
+    if change.state is EngineState.UP:
+        logger.info("%s is up again", change.engine)
+    else:
+        logger.error("%s; %s", change.reason, _WITHOUT[change.state])
 
 
 def note_reporting(handle: EngineHandle) -> None:

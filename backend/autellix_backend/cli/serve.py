@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import logging
 import signal
 import socket
 import sys
@@ -41,7 +42,10 @@ from autellix_backend.gateway.http.guard import is_loopback
 from autellix_backend.gateway.http.page import PAGE_PATH, has_page
 from autellix_backend.gateway.tenancy.file import load_tenants
 from autellix_backend.gateway.tenancy.tenants import Tenants
+from autellix_backend.observe.operator_log import configure_log
 from autellix_backend.settings import RawValue, Settings, SettingsError, unknown_variables
+
+logger = logging.getLogger(__name__)
 
 SWITCH_INTERVAL_S = 0.0005
 """With Python's own 5 ms a thread that encodes a long answer would hold up the event loop."""
@@ -69,6 +73,7 @@ def run(args: argparse.Namespace) -> int:
     if not (settings.engine.model or settings.engine.urls or settings.ray.address) and default_model():
         note(f"no model is given: serving {default_model()}")
         settings = replace(settings, engine=replace(settings.engine, model=default_model()))
+    configure_log(is_json=settings.observe.log_format == "json")
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(serve(settings))
 
@@ -144,6 +149,6 @@ def _reload(tenants: Tenants) -> None:
     try:
         tenants.reload()
     except SettingsError as error:
-        note(f"error: {error}; the tenants stay as they were")
+        logger.error("audit: %s; the tenants stay as they were", error)
     else:
-        note("read the tenants file again")
+        logger.info("audit: read the tenants file again")

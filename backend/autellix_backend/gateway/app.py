@@ -89,6 +89,7 @@ def create_app(
             Authentication,
             tenants=components.tenants,
             on_refusal=components.metrics.count_refusal,
+            audit=components.audit,
             max_requests=max_requests,
         )
     if gateway.origins:

@@ -43,6 +43,13 @@ def read_headers(scope: Scope) -> dict[str, str]:
     return headers
 
 
+def client_of(scope: Scope) -> dict[str, str]:
+    """Return the address that a request came from, and the one that a proxy names, for logs."""
+    address = scope.get("client")
+    named = read_headers(scope).get("x-forwarded-for", "")
+    return {"client": address[0] if address else "a socket", "forwarded_for": named}
+
+
 async def read_body(
     headers: Mapping[str, str], receive: Receive, hold: BodyHold, max_bytes: int, setting: str | None = None
 ) -> bytes:

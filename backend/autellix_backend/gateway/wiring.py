@@ -36,6 +36,7 @@ from autellix_backend.gateway.tenancy.tenants import Tenants
 from autellix_backend.observe.call_log import CallLog
 from autellix_backend.observe.genai_metrics import make_genai_metrics
 from autellix_backend.observe.metrics import GatewayMetrics
+from autellix_backend.observe.operator_log import AuditLog, FailureLog
 from autellix_backend.observe.tracing import make_tracer
 from autellix_backend.settings import Settings, TenantLimits
 from autellix_backend.stores.base import ProgramEnd, ProgramStore
@@ -84,6 +85,7 @@ class Components:
         )
         self.resolver = IdentityResolver(gateway, metrics, self.store, clock=clock)
         self.call_log = None if observe.call_log is None else CallLog(observe.call_log, metrics.registry)
+        self.audit = AuditLog()
         self.tracer = make_tracer(observe.otlp_endpoint, os.environ)
         self.genai_metrics = make_genai_metrics(observe.otlp_endpoint, os.environ)
         self.classes = ProgramClasses()
@@ -131,6 +133,7 @@ class Components:
         """Subscribe the parts that follow calls and programs."""
         registry, history = self.registry, self.history
         registry.subscribe(on_settled=self.metrics.calls.take)
+        registry.subscribe(on_settled=FailureLog().take)
         if self.call_log is not None:
             registry.subscribe(on_settled=self.call_log.put)
         for exporter in (self.tracer, self.genai_metrics):

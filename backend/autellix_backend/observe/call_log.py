@@ -49,7 +49,8 @@ class CallLog:
         self._path = path
         self._pending = queue.SimpleQueue[SettledCall | None]()
         self._writer = threading.Thread(target=self._write, name="autellix-call-log", daemon=True)
-        self._has_complained = False
+        self.problem: str | None = None
+        """Why the last line could not be written, None if it was."""
 
     def open(self) -> None:
         """Start writing."""
@@ -72,12 +73,13 @@ class CallLog:
             try:
                 self._append(f"{line_of(call)}\n")
                 self._lines.labels("written").inc()
+                self.problem = None
             except Exception as error:
                 # The boundary of a thread: a failure must not stop the writing of later lines.
                 self._lines.labels("failed").inc()
-                if not self._has_complained:
-                    self._has_complained = True
+                if self.problem is None:
                     logger.exception("observe.call_log: cannot write (%s); serving goes on", error)
+                self.problem = getattr(error, "strerror", None) or repr(error)
 
     def _append(self, line: str) -> None:
         if self._path == STANDARD_ERROR:
@@ -133,6 +135,8 @@ def line_of(call: SettledCall) -> str:
         "model": call.model,
         "is_streaming": call.is_streaming,
         "outcome": call.outcome,
+        "status": call.status,
+        "reason": call.reason,
         "duration_s": call.duration_s,
         "first_token_s": call.first_token_s,
         "wait_s": receipt.wait_s,
@@ -149,6 +153,7 @@ def line_of(call: SettledCall) -> str:
         "is_final": call.is_final,
         "tools": [{"name": name, "duration_s": duration_s} for name, duration_s in start.interceptions],
         "trace_id": call.trace_id,
+        "request_id": call.request_id,
     }
     rounded = {
         name: round(value, _DIGITS) if isinstance(value, float) else value for name, value in line.items()

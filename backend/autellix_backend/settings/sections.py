@@ -54,6 +54,7 @@ AUTO_KIND = "auto"
 EngineKindChoice = Literal["auto", "vllm", "sglang", "openai"]
 ENGINE_KINDS: tuple[str, ...] = get_args(EngineKindChoice)
 PAGE_CHOICES = ("auto", "on", "off")
+LOG_FORMATS = ("text", "json")
 
 _DEFAULTS = SchedulerConfig()
 
@@ -232,6 +233,9 @@ class ObserveSettings:
 
     call_log: Folder | None = None
     """file to which one JSON line per settled call is appended; `-` is standard error"""
+    log_format: Annotated[str, one_of(LOG_FORMATS)] = "text"
+    """form of [the gateway's log](../guides/observability.md#the-gateways-log) on standard error: `text`, or
+    one `json` object in each line"""
     otlp_endpoint: HttpUrl | None = None
     """OpenTelemetry collector that receives spans of programs and calls, and GenAI metrics, over HTTP; unset
     follows OpenTelemetry's variables, such as `OTEL_EXPORTER_OTLP_ENDPOINT`"""

@@ -292,7 +292,7 @@ async def test_an_engine_that_answers_again_gets_calls_again(monkeypatch: pytest
     async with serving_pool(refusing(503), LISTED) as rig:
         handle = rig.app.state.components.pool.get("fake-0")
         assert (await rig.chat("p"))[1] == "fake-1"
-        assert handle.refusals.is_paused
+        assert handle.refusals.is_refusing
         rig.engines[0].behaviour = LISTED
         await until(lambda: not handle.refusals.is_paused)
         assert {(await rig.chat(f"p{at}"))[1] for at in range(4)} == {"fake-0", "fake-1"}

@@ -16,6 +16,7 @@ from autellix_backend.gateway.http.authentication import Authentication
 from autellix_backend.gateway.tenancy import open_sessions
 from autellix_backend.gateway.tenancy.open_sessions import OpenSessions
 from autellix_backend.gateway.tenancy.tenants import Tenant, Tenants, key_line
+from autellix_backend.observe.operator_log import AuditLog
 
 HOSTILE, QUIET = ({"authorization": f"Bearer {key}"} for key in ("bad", "good"))
 
@@ -89,7 +90,9 @@ async def test_a_tenants_open_requests_leave_connections_for_others() -> None:
         if message["type"] == "http.response.start":
             statuses.append(message["status"])
 
-    guarded = Authentication(app, Tenants(keys), lambda *refusal: refused.append(refusal), max_requests=4)
+    guarded = Authentication(
+        app, Tenants(keys), lambda *refusal: refused.append(refusal), AuditLog(), max_requests=4
+    )
 
     async def ask(name: str) -> None:
         headers = [(b"authorization", f"Bearer {name}".encode())]

@@ -16,6 +16,7 @@ from autellix_backend.gateway.explain.overview import engine_view
 from autellix_backend.gateway.http.openapi import openapi_document
 from autellix_backend.gateway.http.parameters import Parts, admin_only
 from autellix_backend.gateway.http.refusals import refusals
+from autellix_backend.observe.call_log import CallLog
 from autellix_backend.observe.metrics import CONTENT_TYPE, GatewayMetrics
 from autellix_backend.settings import settings_to_mapping
 from autellix_wire.paths import API_PREFIX
@@ -61,6 +62,8 @@ async def readyz(parts: Parts) -> GatewayHealth:
     reporting = {member.name: member.reporting for member in parts.pool}
     problems = [
         parts.store.failure(),
+        _call_log_problem(parts.call_log),
+        *(f"{member.name}: {problem}" for member in parts.pool if (problem := member.refusals.problem)),
         *(f"{name}: {each.problem}" for name, each in reporting.items() if each.problem),
     ]
     reason = "; ".join(filter(None, problems)) or None
@@ -101,6 +104,11 @@ async def metrics(parts: Parts) -> Response:
 async def openapi(request: Request) -> dict[str, Any]:
     """Return this description of the API."""
     return openapi_document(request.app)
+
+
+def _call_log_problem(log: CallLog | None) -> str | None:
+    problem = None if log is None else log.problem
+    return None if problem is None else f"observe.call_log: cannot write ({problem})"
 
 
 def _check_ready(pool: EnginePool) -> None:

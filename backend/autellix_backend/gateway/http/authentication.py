@@ -11,8 +11,9 @@ from autellix_backend.gateway.errors import GatewayError, InvalidKeyError, TooMa
 from autellix_backend.gateway.fairness import FairStart
 from autellix_backend.gateway.http.errors import error_response
 from autellix_backend.gateway.http.page import is_page_path
-from autellix_backend.gateway.requests import read_headers
+from autellix_backend.gateway.requests import client_of, read_headers
 from autellix_backend.gateway.tenancy.tenants import Tenants, set_tenant
+from autellix_backend.observe.operator_log import AuditLog
 
 OPEN_PATHS = frozenset({"/health", "/healthz", "/ping", "/readyz"})
 """Paths that load balancers ask without a key."""
@@ -29,9 +30,16 @@ class Authentication:
     """
 
     def __init__(
-        self, app: ASGIApp, tenants: Tenants, on_refusal: Callable[[str, str], None], *, max_requests: int
+        self,
+        app: ASGIApp,
+        tenants: Tenants,
+        on_refusal: Callable[[str, str], None],
+        audit: AuditLog,
+        *,
+        max_requests: int,
     ) -> None:
         self._app = app
+        self._audit = audit
         self._tenants = tenants
         self._on_refusal = on_refusal
         self._max_requests = max(1, max_requests // 2)
@@ -47,6 +55,7 @@ class Authentication:
             tenant = self._tenants.authenticate(read_headers(scope))
         except InvalidKeyError as error:
             await self._starts.wait("")
+            self._audit.refusal("refused a key", path=scope["path"], **client_of(scope))
             await self._refuse(error, "", scope, receive, send)
             return
         if self._open[tenant.name] >= self._max_requests:

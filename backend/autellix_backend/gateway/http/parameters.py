@@ -12,7 +12,7 @@ from autellix_backend.gateway.errors import AdminOnlyError, NotFoundError
 from autellix_backend.gateway.explain.overview import Overview, engine_view
 from autellix_backend.gateway.history.history import PastProgram
 from autellix_backend.gateway.http.guard import is_loopback, names_this_machine
-from autellix_backend.gateway.requests import read_headers
+from autellix_backend.gateway.requests import client_of, read_headers
 from autellix_backend.gateway.tenancy.tenants import Tenant
 from autellix_backend.gateway.wiring import Components
 from autellix_backend.pauses import Pauses
@@ -136,9 +136,15 @@ def operator_only(what: str) -> Any:
     """
 
     async def check(viewer: Viewer, parts: Parts, request: Request) -> None:
-        viewer.check_admin(what)
-        if not parts.tenants.has_keys and not _is_on_this_machine(request):
-            raise AdminOnlyError(what, "a tenants file, or a client on the gateway's own machine")
+        who = {"path": request.url.path, "tenant": viewer.name, **client_of(request.scope)}
+        try:
+            viewer.check_admin(what)
+            if not parts.tenants.has_keys and not _is_on_this_machine(request):
+                raise AdminOnlyError(what, "a tenants file, or a client on the gateway's own machine")
+        except AdminOnlyError:
+            parts.audit.refusal(f"refused {what}", **who)
+            raise
+        parts.audit.act(f"{what}, {request.method}", **who)
 
     return Depends(check)
 
