@@ -78,7 +78,7 @@ class Stage:
                 clock_s += PERIOD_S
                 load.on_program_ended(clock_s, 2.0)
                 load.on_call_settled(settled_call(output_tokens=100 + number % 50))
-                load.sample(Moment(3.0, 2.0, 4.0, 5.0, 0.5, 0.2, 0.1))
+                load.sample(Moment(3.0, 2.0, 4.0, 0.0, 5.0, 0.5, 0.2, 0.1))
             load._wall_clock = time.time
 
         self.run(add())

@@ -15,6 +15,8 @@ class ProgramState(StrEnum):
     """For a batch slot, or for an engine that is down."""
     IN_ENGINE = "in_engine"
     """In an engine's batch."""
+    AT_ANOTHER_GATEWAY = "at_another_gateway"
+    """Another gateway has its calls, which no engine's snapshot shows: they wait there, or were just sent."""
     BETWEEN_CALLS = "between_calls"
     """It has no open call: its client runs a tool, waits for a person or does something else."""
     ENDED = "ended"
@@ -24,6 +26,7 @@ WORDS = {
     ProgramState.WAITING_FOR_MEMORY: "waiting for memory",
     ProgramState.WAITING_FOR_SLOT: "waiting for a slot",
     ProgramState.IN_ENGINE: "in the engine",
+    ProgramState.AT_ANOTHER_GATEWAY: "at another gateway",
     ProgramState.BETWEEN_CALLS: "between calls",
     ProgramState.ENDED: "ended",
 }

@@ -267,6 +267,8 @@ class Counts:
     programs: int
     sessions: int
     active_calls: int
+    active_programs: int = 0
+    """Programs with running calls."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -77,7 +77,7 @@ class MemoryStore(EndFeed):
         # In order of arrival.
         self._entries: dict[str, _Entry] = {}
         self._arrivals = 0
-        self._active_calls = 0
+        self._active_calls = self._active_programs = 0
         # The last heartbeat of each session, the earliest first.
         self._heartbeats: dict[str, float] = {}
         self._owners: dict[str, str] = {}
@@ -109,6 +109,7 @@ class MemoryStore(EndFeed):
             entry = self._entries[call.program_id] = _Entry(view, self._arrivals)
         has_emptied = call.adopts is not None and self._adopt(call.adopts, call.program_id)
         self._active_calls += 1
+        self._active_programs += not entry.running
         entry.running[call.key] = StoredCall(start=call, start_s=now)
         self._note_start(entry.view, call)
         parent_ends_s = self._table.parent_ends_s(call.program_id, call.parents)
@@ -185,6 +186,7 @@ class MemoryStore(EndFeed):
         if entry is None or running is None:
             raise UnknownCallError(end.key)
         self._active_calls -= 1
+        self._active_programs -= not entry.running
         entry.history.append(replace(running, end=end, finish_s=now))
         view = entry.view
         view.finished_calls += 1
@@ -323,9 +325,12 @@ class MemoryStore(EndFeed):
         return ProgramPage(programs=shown, cursor=found[limit - 1][0].cursor if len(found) > limit else None)
 
     async def counts(self) -> Counts:
-        """Count programs, sessions and running calls."""
+        """Count programs, sessions, running calls and the programs of those."""
         return Counts(
-            programs=len(self._table), sessions=len(self._heartbeats), active_calls=self._active_calls
+            programs=len(self._table),
+            sessions=len(self._heartbeats),
+            active_calls=self._active_calls,
+            active_programs=self._active_programs,
         )
 
     async def spend(self, day: int, tokens: Mapping[str, int]) -> dict[str, int]:  # noqa: ARG002
@@ -342,6 +347,7 @@ class MemoryStore(EndFeed):
         rows = {program.program_id: program for program in self._table.programs()}
         assert rows.keys() == self._entries.keys(), (rows.keys(), self._entries.keys())
         assert self._active_calls == sum(len(entry.running) for entry in self._entries.values())
+        assert self._active_programs == sum(bool(entry.running) for entry in self._entries.values())
         for program_id, entry in self._entries.items():
             assert rows[program_id].active_calls.keys() == entry.running.keys(), program_id
             assert len(entry.history) <= entry.view.finished_calls, program_id

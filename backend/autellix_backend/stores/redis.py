@@ -332,9 +332,9 @@ class RedisStore:
         return found, None if is_over else ListingPlace(is_idle=True, number=0)
 
     async def counts(self) -> Counts:
-        """Count programs, sessions and running calls."""
-        programs, sessions, active_calls = await self._scripts.run("counts", self._gateway)
-        return Counts(programs=programs, sessions=sessions, active_calls=active_calls)
+        """Count programs, sessions, running calls and the programs of those."""
+        programs, sessions, active_calls, active = await self._scripts.run("counts", self._gateway)
+        return Counts(programs=programs, sessions=sessions, active_calls=active_calls, active_programs=active)
 
     async def spend(self, day: int, tokens: Mapping[str, int]) -> dict[str, int]:
         """Add to the tokens that tenants have used on a day, and return their totals."""

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 from tests.gateway.engine_reports import report_of
-from tests.gateway.snapshots import NOW, open_call, overview, program, snapshot, standing
+from tests.gateway.snapshots import ENGINE, NOW, engine, open_call, overview, program, snapshot, standing
 from tests.observe.settled_calls import settled_call
 
-from autellix_backend.gateway.explain.overview import Overview
+from autellix_backend.gateway.explain.overview import Overview, gateway_of
 from autellix_backend.observe.states import EnginePhase, ProgramState
 from autellix_backend.reports.snapshot import (
     AdmissionSnapshot,
@@ -194,7 +194,7 @@ def test_the_phase_is_the_engines_or_else_that_of_the_stream(
         (("key-2", "key-3"), program(), SLOT),
         (("key-3",), program(), MEMORY),
         (("key-2",), program(is_ending=True), SLOT),
-        ((), program(), IN_ENGINE),
+        ((), program(), ProgramState.AT_ANOTHER_GATEWAY),
     ],
 )
 def test_a_programs_state_is_that_of_its_furthest_call(
@@ -231,3 +231,39 @@ def test_of_parallel_choices_the_last_counts() -> None:
     call = open_call("k")
 
     assert overview(call, last=snapshot(first, last)).in_engine(call) == last
+
+
+def elsewhere(gateway_id: str, **fields: Any) -> Overview:
+    """Return the overview of a gateway without calls, before an engine that two others send calls to."""
+    decodes = {"is_running": True, "is_decoding": True, "wait_s": 1.0}
+    runs = standing("p", place=1, level=1, call_id="call-1~aa-1", **decodes)
+    waits = standing("q", place=2, level=1, call_id="call-2~bb-7", since_s=16.6, wait_s=16.6)
+    present = engine(snapshot(runs, waits, standing("alien", place=3, level=1)), **fields)
+    return Overview((), {ENGINE: present}, NOW, gateway_id)
+
+
+def test_calls_of_other_gateways_are_where_the_engines_show_them() -> None:
+    present = elsewhere("cc")
+
+    place = present.program_place(program("p", active_calls=1))
+    assert (place.state, place.phase, place.wait_s) == (IN_ENGINE, EnginePhase.DECODE, 1.0)
+    place = present.program_place(program("q", active_calls=1))
+    assert (place.state, place.state_s, place.wait_s) == (SLOT, 16.6 + 0.3, 16.6 + 0.3)
+    place = present.program_place(program("r", active_calls=1))
+    assert (place.text, place.wait_s) == ("at another gateway", 0.0)
+    assert sorted(place.state for place in present.open_places()) == [IN_ENGINE, SLOT]
+
+
+def test_what_remains_of_its_own_calls_in_a_snapshot_is_no_other_gateways() -> None:
+    """They have ended since."""
+    present = elsewhere("bb")
+    assert [place.state for place in present.open_places()] == [IN_ENGINE]
+    assert present.program_state(program("q", active_calls=1)) is ProgramState.AT_ANOTHER_GATEWAY
+
+
+@pytest.mark.parametrize(
+    ("key", "expected"),
+    [("call-1~ab12-3", "ab12"), ("a~b~ab12-3", "ab12"), ("call-1", None), ("cmpl-1-2", None), ("~", None)],
+)
+def test_a_calls_key_names_its_gateway(key: str, expected: str | None) -> None:
+    assert gateway_of(key) == expected

@@ -22,7 +22,7 @@ from autellix_backend.gateway.explain.recent_load import (
 )
 from autellix_backend.observe.settled_call import Outcome
 
-IDLE = Moment(0.0, 0.0, 0.0, 0.0, math.nan, math.nan, math.nan)
+IDLE = Moment(0.0, 0.0, 0.0, 0.0, 0.0, math.nan, math.nan, math.nan)
 START_S = 1_800_000_000.0
 
 

@@ -164,4 +164,5 @@ def test_calls_are_timed_from_their_programs_arrival() -> None:
     assert (waiting.state, waiting.duration_s, waiting.level) == ("waiting_for_slot", 25.0, 3)
     assert waiting.wait_s == pytest.approx(4.5)
     assert (waiting.outcome, waiting.finish_s) == (None, None)
-    assert (elsewhere.state, elsewhere.state_text, elsewhere.level) == ("in_engine", "in the engine", None)
+    assert (elsewhere.state, elsewhere.level) == ("at_another_gateway", None)
+    assert elsewhere.state_text == "at another gateway"

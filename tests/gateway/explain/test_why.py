@@ -336,7 +336,10 @@ def test_the_wait_of_several_calls_is_said_to_be_theirs() -> None:
     view = program(finished_calls=0, active_calls=6)
     told = explain_program(view, overview(open_call("key-3"), last=snapshot(FAST, MINE)), CONFIG, Tenant())
 
-    assert told.text.startswith("No call has finished yet; its calls have waited 4.5 s in all. ")
+    assert told.text.startswith(
+        "5 open calls came through another gateway. "
+        "No call has finished yet; its calls have waited 4.5 s in all. "
+    )
 
 
 def test_a_program_is_explained_call_by_call() -> None:

@@ -374,8 +374,8 @@ class Exchange:
     ) -> None:
         await self.reply.begin_stream(response)
         rest = stream.flush()
-        # An error event has decided that already.
-        self.outcome = self.outcome if stream.has_error else stream.outcome()
+        if self.outcome is not Outcome.REJECTED:
+            self.outcome = stream.outcome()
         if self.outcome is Outcome.TRUNCATED:
             error = handle.upstream.bad_answer("ended its stream without the last event")
             self._note_error(error)

@@ -2,14 +2,15 @@
 
 A snapshot is up to a second old. Of the calls that were sent since, those for which it shows a free slot
 count as being in the engine, in the order of sending, and the others as waiting.
+
+An engine's snapshot holds the calls of all gateways. What another gateway has and no snapshot shows is there.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import chain
+from dataclasses import dataclass, replace
 
 from autellix_backend.core.balance.memory import MemoryReport
 from autellix_backend.gateway.calls.call import GatewayCall
@@ -99,15 +100,28 @@ def _silence_of(handle: EngineHandle) -> str:
 class Overview:
     """The open calls and engines at one moment, indexed by program."""
 
-    def __init__(self, calls: Iterable[GatewayCall], engines: Mapping[str, EngineView], now: float) -> None:
+    def __init__(
+        self,
+        calls: Iterable[GatewayCall],
+        engines: Mapping[str, EngineView],
+        now: float,
+        gateway_id: str = "",
+    ) -> None:
         self.engines = engines
         self.now = now
         """The moment, on the store's clock."""
         self._calls: dict[str, list[GatewayCall]] = {}
         self._in_engines: dict[str, tuple[CallSnapshot, EngineSnapshot]] = {}
-        for snapshot in chain.from_iterable(engine.ranks for engine in engines.values()):
-            # In queue order, so the last of a call's parallel choices counts.
-            self._in_engines.update((entry.call_id, (entry, snapshot)) for entry in snapshot.calls)
+        self._elsewhere: dict[str, dict[str, CallPlace]] = {}
+        """The places of other gateways' calls in engines, by program and call."""
+        for engine in engines.values():
+            for snapshot in engine.ranks:
+                # In queue order, so the last of a call's parallel choices counts.
+                self._in_engines.update((entry.call_id, (entry, snapshot)) for entry in snapshot.calls)
+                for entry in snapshot.calls:
+                    if gateway_of(entry.call_id) not in (None, gateway_id):
+                        places = self._elsewhere.setdefault(entry.program_id, {})
+                        places[entry.call_id] = _place_in_engine(entry, snapshot, engine.age_s or 0.0)
         self._unseen: dict[str, ProgramState] = {}
         """The states of calls that were sent, and that no snapshot shows."""
         sent: dict[str, list[GatewayCall]] = {}
@@ -155,13 +169,11 @@ class Overview:
             return CallPlace(state=state, state_s=state_s, wait_s=call.wait_s + state_s)
         if entry is None or snapshot is None:
             return self._place_unseen(call)
-        age_s = 0.0 if engine is None else engine.age_s or 0.0
-        state = _state_of(entry, snapshot)
-        return CallPlace(
-            state=state,
+        place = _place_in_engine(entry, snapshot, 0.0 if engine is None else engine.age_s or 0.0)
+        return replace(
+            place,
             phase=_phase_of(entry, call) if entry.is_running else None,
-            state_s=entry.since_s + age_s,
-            wait_s=call.wait_s + entry.wait_s + (0.0 if entry.is_running else age_s),
+            wait_s=call.wait_s + place.wait_s,
         )
 
     def _place_unseen(self, call: GatewayCall) -> CallPlace:
@@ -190,8 +202,8 @@ class Overview:
     def program_place(self, view: ProgramView, settled: Sequence[SettledCall] = ()) -> CallPlace:
         """Return what a program is doing: what the call does that is furthest, and the waiting of all.
 
-        Calls that only another gateway knows count as being in their engine. `settled` are its calls that
-        this gateway settled, the last one last.
+        Calls of other gateways are where the engines' snapshots show them. `settled` are its calls that this
+        gateway settled, the last one last.
         """
         if not view.active_calls:
             return CallPlace(
@@ -200,20 +212,26 @@ class Overview:
                 wait_s=0.0,
                 tools=settled[-1].asked_tools if settled else (),
             )
-        calls = self.calls_of(view.program_id)
-        if not calls:
-            state_s = self.now - view.last_event_s
-            return CallPlace(state=ProgramState.IN_ENGINE, state_s=state_s, wait_s=0.0)
-        return self._place_of_all(calls)
+        return self._place_of_all(view.program_id) or CallPlace(
+            state=ProgramState.AT_ANOTHER_GATEWAY, state_s=self.now - view.last_event_s, wait_s=0.0
+        )
 
     def open_places(self) -> Iterator[CallPlace]:
-        """Iterate over what the programs with open calls are doing."""
-        return map(self._place_of_all, self._calls.values())
+        """Iterate over what the programs are doing that have open calls here, or shown by a snapshot."""
+        for program_id in self._calls.keys() | self._elsewhere.keys():
+            place = self._place_of_all(program_id)
+            assert place is not None
+            yield place
 
-    def _place_of_all(self, calls: Sequence[GatewayCall]) -> CallPlace:
-        if len(calls) == 1:
-            return self.place_of(calls[0])
-        places = list(map(self.place_of, calls))
+    def place_elsewhere(self, program_id: str, key: str) -> CallPlace | None:
+        """Return where another gateway's call is by the engines' snapshots; None if none shows it."""
+        return self._elsewhere.get(program_id, {}).get(key)
+
+    def _place_of_all(self, program_id: str) -> CallPlace | None:
+        places = list(map(self.place_of, self.calls_of(program_id)))
+        places += self._elsewhere.get(program_id, {}).values()
+        if len(places) < 2:
+            return places[0] if places else None
         states = {place.state for place in places}
         state = next(each for each in _FURTHEST_FIRST if each in states)
         found = [place for place in places if place.state is state]
@@ -231,9 +249,26 @@ class Overview:
 _FURTHEST_FIRST = (ProgramState.IN_ENGINE, ProgramState.WAITING_FOR_SLOT, ProgramState.WAITING_FOR_MEMORY)
 
 
+def gateway_of(call_key: str) -> str | None:
+    """Return the id of the gateway that sent a call to its engine; None for a call that none sent."""
+    _, separator, number = call_key.rpartition("~")
+    return number.rpartition("-")[0] or None if separator else None
+
+
 def _has_ended(call: GatewayCall) -> bool:
     """Return whether the engine has reported the end of a call whose answer is on its way."""
     return len(call.reports) >= call.body.record_count
+
+
+def _place_in_engine(entry: CallSnapshot, snapshot: EngineSnapshot, age_s: float) -> CallPlace:
+    """Return where a call is by a snapshot of this age."""
+    phase = EnginePhase.DECODE if entry.is_decoding else EnginePhase.PREFILL
+    return CallPlace(
+        state=_state_of(entry, snapshot),
+        phase=phase if entry.is_running and entry.is_decoding is not None else None,
+        state_s=entry.since_s + age_s,
+        wait_s=entry.wait_s + (0.0 if entry.is_running else age_s),
+    )
 
 
 def _state_of(entry: CallSnapshot, snapshot: EngineSnapshot) -> ProgramState:

@@ -37,6 +37,7 @@ class Moment(NamedTuple):
     """Programs."""
     waiting_for_slot: float
     in_engine: float
+    at_another_gateway: float
     between_calls: float
     kv_held: float
     """Share held by calls in the engines."""

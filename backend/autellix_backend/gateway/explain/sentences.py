@@ -67,6 +67,16 @@ def program_text(
     return joined(ending, used, first + order)
 
 
+def elsewhere_text(number: int, place: CallPlace) -> str:
+    """Return where a program's calls are that came through other gateways; empty if there are none."""
+    if number <= 0:
+        return ""
+    came = f"{_count(number, 'open call')} came through another gateway"
+    if place.state is not ProgramState.AT_ANOTHER_GATEWAY:
+        return f"{came}."
+    return f"{came}, and no engine shows {'it' if number == 1 else 'them'}: ask that gateway."
+
+
 def placement_text(placement: Placement | None) -> str:
     """Return why a program is on its engine; empty if memory was not the reason."""
     if placement is None:

@@ -234,8 +234,9 @@ def _kv_share(program_id: str, entries: list[CallSnapshot], overview: Overview) 
 
 def _call_row(call: StoredCall, origin_s: float, overview: Overview, found: GatewayCall | None) -> CallRow:
     start, end = call.start, call.end
-    place = overview.place_of(found) if found and end is None else None
-    state = ProgramState.ENDED if end else place.state if place else ProgramState.IN_ENGINE
+    here = overview.place_of(found) if found else overview.place_elsewhere(start.program_id, start.key)
+    place = here if end is None else None
+    state = ProgramState.ENDED if end else place.state if place else ProgramState.AT_ANOTHER_GATEWAY
     known = end or (overview.in_engine(found) if found else None)
     so_far = {name: getattr(known, name, None) for name in _SO_FAR}
     if place is not None:

@@ -57,6 +57,8 @@ def explain_program(
     ages = [engine.age_s for engine in engines if engine is not None and engine.age_s is not None]
     text = sentences.program_text(view, place, wait_s, config, has_tenants=bool(viewer.name))
     placed = sentences.placement_text(placement)
+    calls = overview.calls_of(view.program_id)
+    elsewhere = sentences.elsewhere_text(view.active_calls - len(calls), place)
     returns = ""
     if settled and place.state is ProgramState.BETWEEN_CALLS:
         last = settled[-1]
@@ -72,11 +74,9 @@ def explain_program(
         wait_s=wait_s,
         tools=place.tools,
         policy=config.policy,
-        text=sentences.joined(text, returns, placed, sentences.implicit_text(view.flags)),
+        text=sentences.joined(elsewhere, text, returns, placed, sentences.implicit_text(view.flags)),
         snapshot_age_s=max(ages, default=None),
-        calls=tuple(
-            explain_call(call, overview, config, viewer) for call in overview.calls_of(view.program_id)
-        ),
+        calls=tuple(explain_call(call, overview, config, viewer) for call in calls),
     )
 
 

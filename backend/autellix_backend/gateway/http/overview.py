@@ -25,7 +25,8 @@ from autellix_wire.paths import API_PREFIX
 
 OVERVIEW_PATH = API_PREFIX + "/overview"
 MAX_MINUTES = int(KEPT_S / 60)
-OPEN_STATES = (ProgramState.WAITING_FOR_MEMORY, ProgramState.WAITING_FOR_SLOT, ProgramState.IN_ENGINE)
+SHOWN_STATES = (ProgramState.WAITING_FOR_MEMORY, ProgramState.WAITING_FOR_SLOT, ProgramState.IN_ENGINE)
+"""The states that this gateway and the engines' snapshots show; the others follow from the process table."""
 """The states of programs with open calls."""
 
 logger = logging.getLogger(__name__)
@@ -43,7 +44,7 @@ class StateCount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CurrentLoad:
-    """The load at this moment, of this gateway's calls and its engines; unknown values are None."""
+    """The load at this moment, of all gateways as far as it is known; unknown values are None."""
 
     programs: int
     states: tuple[StateCount, ...]
@@ -95,13 +96,18 @@ async def current_load(parts: Components, overview: Overview) -> CurrentLoad:
     for place in overview.open_places():
         places.append(place)
         await pauses.pause()
-    between_calls = max(0, counts.programs - len(places))
-    states = [_count_of(state, places) for state in OPEN_STATES]
-    states.append(StateCount(state=ProgramState.BETWEEN_CALLS, programs=between_calls, longest_wait_s=None))
+    elsewhere = max(0, counts.active_programs - len(places))
+    between_calls = max(0, counts.programs - len(places) - elsewhere)
+    states = [_count_of(state, places) for state in SHOWN_STATES]
+    for state, programs in (
+        (ProgramState.AT_ANOTHER_GATEWAY, elsewhere),
+        (ProgramState.BETWEEN_CALLS, between_calls),
+    ):
+        states.append(StateCount(state=state, programs=programs, longest_wait_s=None))
     views = list(overview.engines.values())
     snapshots = [view.snapshot for view in views if view.snapshot is not None]
     return CurrentLoad(
-        programs=len(places) + between_calls,
+        programs=len(places) + elsewhere + between_calls,
         states=tuple(states),
         engines=len(views),
         engines_up=sum(view.failure is None for view in views),

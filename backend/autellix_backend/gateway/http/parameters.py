@@ -47,7 +47,7 @@ Viewer = Annotated[Tenant, Depends(_viewer)]
 def overview_of(parts: Components) -> Overview:
     """Return the open calls and engines at this moment."""
     engines = {handle.name: engine_view(handle) for handle in parts.pool}
-    return Overview(parts.registry, engines, parts.clock())
+    return Overview(parts.registry, engines, parts.clock(), parts.registry.gateway_id)
 
 
 async def _overview(parts: Parts) -> Overview:

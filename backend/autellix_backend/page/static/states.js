@@ -8,6 +8,7 @@ export const STATES = [
   { key: "waiting_for_memory", text: "waiting for memory", short: "memory", color: "inactive" },
   { key: "waiting_for_slot", text: "waiting for a slot", short: "slot", color: "waiting" },
   { key: "in_engine", text: "in the engine", short: "engine", color: "decode" },
+  { key: "at_another_gateway", text: "at another gateway", short: "elsewhere", color: "engine" },
   { key: "between_calls", text: "between calls", short: "between", color: "client" },
 ];
 const BY_KEY = new Map(STATES.map((state, urgency) => [state.key, { ...state, urgency }]));
