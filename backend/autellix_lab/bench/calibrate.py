@@ -6,6 +6,7 @@ them run to fill the batch.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -33,10 +34,10 @@ class Calibration:
 
     tokens_per_s: float
     """Generated tokens per second with the batch full: the capacity that rho refers to."""
-    service_per_token_s: float | None
-    """Model seconds that a call is charged per token it generates, prefill included."""
     window_s: float
     calls: int
+    step_s: float = math.inf
+    """Mean time of an engine's step with the batch full; infinite if steps were not counted."""
 
     def rate_for(self, rho: float, programs: Sequence[ProgramTrace]) -> float:
         """Return the programs per second whose generated tokens are `rho` times the capacity."""
@@ -81,9 +82,9 @@ def measure(results: Sequence[CallResult], slots: int) -> Calibration:
     tokens = sum(_tokens_inside(result, begin_s, end_s) for result in results)
     return Calibration(
         tokens_per_s=tokens / (end_s - begin_s),
-        service_per_token_s=_service_per_token_s(inside),
         window_s=end_s - begin_s,
         calls=len(inside),
+        step_s=_step_s(inside),
     )
 
 
@@ -95,7 +96,8 @@ def choose_bounds(calibration: Calibration, programs: Sequence[ProgramTrace]) ->
     """
     calls = sum(len(program.calls) for program in programs)
     mean_tokens = sum(program.decode_tokens for program in programs) / calls
-    per_token_s = calibration.service_per_token_s or 1.0 / calibration.tokens_per_s
+    # A call is charged the time of each step that it is part of.
+    per_token_s = 1.0 / calibration.tokens_per_s if math.isinf(calibration.step_s) else calibration.step_s
     return bounds_for(mean_tokens * per_token_s, first_calls=FIRST_LEVEL_CALLS)
 
 
@@ -105,7 +107,9 @@ def _tokens_inside(result: CallResult, begin_s: float, end_s: float) -> float:
     return result.output_tokens * max(0.0, overlap_s) / max(result.response_s, 1e-9)
 
 
-def _service_per_token_s(results: Sequence[CallResult]) -> float | None:
-    known = [(s, r.output_tokens) for r in results if (s := r.receipt_number("service_s")) is not None]
-    tokens = sum(count for _, count in known)
-    return sum(service for service, _ in known) / tokens if tokens else None
+def _step_s(results: Sequence[CallResult]) -> float:
+    known = [(result.finish_s, step) for result in results if (step := result.finish_step) is not None]
+    if not known:
+        return math.inf
+    (begin_s, begin), (end_s, end) = min(known), max(known)
+    return (end_s - begin_s) / (end - begin) if end > begin else math.inf

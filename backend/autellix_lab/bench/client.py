@@ -1,6 +1,7 @@
 """The load generator: plays program traces through ordinary OpenAI clients, in a process of its own.
 
-Reads one job (JSON) from standard input, writes one JSON line per call to standard output. The client library
+Reads one job (JSON) from standard input, writes one JSON line per call to standard output, and at the end of
+a run on the engine's clock one with its samples. The client library
 `autellix` is not imported here, because client and backend never import each other: the parent (replay.py)
 starts this process as a user would, `import autellix` first, and this module finds it among the loaded ones.
 """
@@ -8,9 +9,11 @@ starts this process as a user would, `import autellix` first, and this module fi
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import functools
 import json
+import math
 import sys
 import time
 from collections.abc import Mapping
@@ -18,6 +21,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import aiohttp
 import openai
 from openai import AsyncOpenAI
 from openai.types import CompletionUsage
@@ -25,6 +29,7 @@ from openai.types.chat import ChatCompletion
 
 from autellix_lab.bench.prompts import WORDS, PromptBook, PromptLength
 from autellix_lab.bench.results import CallResult
+from autellix_lab.bench.step_clock import SAMPLES, StepClock, step_reader
 from autellix_lab.workload.trace import CallTrace, ProgramTrace
 from autellix_lab.workload.trace_files import program_from_mapping
 
@@ -54,14 +59,26 @@ class Player:
     salt: str = ""
     is_exact: bool = True
     """Whether the backend knows vLLM's fields for answers of an exact length."""
+    clock: StepClock | None = None
+    """The clock of arrivals and gaps; None for seconds."""
+    step_s: float = math.inf
+    """The usual time of a step."""
 
     def now(self) -> float:
         """Return the seconds since the start of the run."""
         return time.monotonic() - self.started_s
 
-    async def play(self, program: ProgramTrace, arrival_s: float) -> None:
-        """Wait for the arrival, then make the program's calls, each when its parents have answered."""
-        await asyncio.sleep(max(0.0, arrival_s - self.now()))
+    async def play(self, program: ProgramTrace, arrival: float) -> None:
+        """Wait for the arrival, then make the program's calls, each when its parents have answered.
+
+        Args:
+            program: The program.
+            arrival: Seconds after the start, or steps on the engine's clock.
+        """
+        if self.clock is None:
+            await asyncio.sleep(max(0.0, arrival - self.now()))
+        else:
+            await self.clock.reach(arrival)
         book = PromptBook(program, self.length, self.salt)
         with self.scope(program.source):
             if not program.is_parallel:
@@ -85,7 +102,9 @@ class Player:
         for call in calls:
             if answered:
                 await asyncio.gather(*(answered[parent] for parent in call.parents))
-            if call.gap_before_s:
+            if call.gap_before_s and self.clock is not None:
+                await self.clock.wait(call.gap_before_s / self.step_s)
+            elif call.gap_before_s:
                 await asyncio.sleep(call.gap_before_s)
             prompt = prompts.prompt(call) if isinstance(prompts, PromptBook) else prompts[call.id]
             emit(await self.call(program.program_id, call, prompt))
@@ -98,7 +117,8 @@ class Player:
             CallResult, program=program_id, call=call.id, thread=call.thread, submit_s=self.now()
         )
         try:
-            answer = await self.complete(prompt, max(1, call.decode_tokens))
+            with contextlib.nullcontext() if self.clock is None else self.clock.open_call():
+                answer = await self.complete(prompt, max(1, call.decode_tokens))
         except openai.OpenAIError as error:
             return result(finish_s=self.now(), error=f"{type(error).__name__}: {error}")
         usage = answer.usage
@@ -155,9 +175,31 @@ async def run_job(job: Mapping[str, Any], scope: ScopeOpener) -> None:
         with scope("bench-probe"):
             length, is_exact = await _probe(client, job["model"])
         player = Player(client, job["model"], scope, length, time.monotonic(), job["salt"], is_exact)
-        async with asyncio.TaskGroup() as group:
-            for program, arrival_s in zip(programs, job["arrivals_s"], strict=True):
-                group.create_task(player.play(program, arrival_s))
+        if job["engine_url"] is None:
+            await _play_all(player, programs, job["arrivals_s"])
+        else:
+            await _play_by_steps(player, programs, job)
+
+
+async def _play_all(player: Player, programs: list[ProgramTrace], arrivals: list[float]) -> None:
+    async with asyncio.TaskGroup() as group:
+        for program, arrival in zip(programs, arrivals, strict=True):
+            group.create_task(player.play(program, arrival))
+
+
+async def _play_by_steps(player: Player, programs: list[ProgramTrace], job: Mapping[str, Any]) -> None:
+    """Play programs that arrive on the engine's clock; write its samples in the end."""
+    step_s = job["step_s"]
+    async with aiohttp.ClientSession() as session, asyncio.TaskGroup() as group:
+        clock = StepClock(step_reader(session, job["engine_url"]), player.now, step_s)
+        await clock.sample()
+        sampling = group.create_task(clock.run())
+        arrivals = [arrival_s / step_s for arrival_s in job["arrivals_s"]]
+        await _play_all(dataclasses.replace(player, clock=clock, step_s=step_s), programs, arrivals)
+        sampling.cancel()
+        await clock.sample()
+    sys.stdout.write(json.dumps({SAMPLES: clock.samples}) + "\n")
+    sys.stdout.flush()
 
 
 async def _probe(client: AsyncOpenAI, model: str) -> tuple[PromptLength, bool]:

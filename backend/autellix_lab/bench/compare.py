@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -34,6 +35,8 @@ class Target:
 
     base_url: str
     model: str
+    engine_url: str | None = None
+    """The vLLM server that answers, whose steps are counted; None for one that cannot be asked."""
 
 
 Follow = Callable[[str, int], Callable[[CallResult], None]]
@@ -62,6 +65,7 @@ def calibrate(
         programs=chosen,
         arrivals_s=all_at_once(len(chosen)),
         salt=f"calibration:{salt}",
+        engine_url=target.engine_url,
     )
     return measure(replay(job, watch), slots)
 
@@ -69,33 +73,37 @@ def calibrate(
 def compare(
     targets: Mapping[str, Target],
     load: Load,
-    measure_speed: Callable[[str], Calibration],
+    speed: Calibration,
     *,
     rounds: int,
     seed: int,
     follow: Follow,
 ) -> LoadComparison:
-    """Play a load on every target, one at a time, with alternating policies (A B A B).
+    """Play a load on every target, one at a time, in the other order in every second round (A B B A).
 
-    The speed is measured in each round, so that rho refers to the machine's current speed. `measure_speed`
-    receives a name for the round.
+    Rounds draw their own arrivals. Arrivals and gaps are steps of the engine that serves them, by the speed
+    that was measured once: a machine that is slower in some turns makes as many.
 
     Raises:
         ReplayError: if the client could not play at all.
-        CalibrationError: if a speed cannot be measured.
+        CalibrationError: if the speed was measured without a count of steps.
     """
+    if math.isinf(speed.step_s):
+        raise CalibrationError(f"{load.name}: the engine's steps were not counted")
     found = LoadComparison(name=load.name, rho=load.rho, policies=tuple(targets))
+    rate_per_s = speed.rate_for(load.rho, load.programs)
     for round_number in range(1, rounds + 1):
-        speed = measure_speed(f"round {round_number}")
-        rate_per_s = speed.rate_for(load.rho, load.programs)
-        arrivals_s = poisson_arrivals(len(load.programs), rate_per_s, seed)
-        for policy, target in targets.items():
+        arrivals_s = poisson_arrivals(len(load.programs), rate_per_s, seed + round_number - 1)
+        turns = list(targets.items())
+        for policy, target in turns if round_number % 2 else reversed(turns):
             job = ReplayJob(
                 base_url=target.base_url,
                 model=target.model,
                 programs=load.programs,
                 arrivals_s=arrivals_s,
                 salt=f"{seed}:{load.name}:{round_number}",
+                engine_url=target.engine_url,
+                step_s=speed.step_s,
             )
             results = replay(
                 job, follow(f"{load.name}, round {round_number} of {rounds}, {policy}", load.calls)
@@ -104,9 +112,8 @@ def compare(
                 Run(
                     policy=policy,
                     round_number=round_number,
-                    summary=summarise(load.programs, arrivals_s, results),
-                    outcomes=outcomes(load.programs, arrivals_s, results),
-                    capacity_tokens_per_s=speed.tokens_per_s,
+                    summary=summarise(load.programs, None, results),
+                    outcomes=outcomes(load.programs, None, results),
                 )
             )
     return found

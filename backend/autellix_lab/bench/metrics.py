@@ -3,7 +3,8 @@
 Program latency is the time from the program's arrival to its last answer. Program token latency is its
 response time divided by the tokens it generated (section 6.1): the response time of its critical path (the
 longest chain of dependent calls), without tool time, over all its tokens.
-Both are also counted in engine steps, from the receipts: a noisy machine makes a step longer, not more steps.
+Both are also counted in engine steps, by the run's clock or else from receipts: on a busy machine a step
+takes longer, and as many are made. Only with the clock are the arrivals in steps, too.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from autellix_lab.workload.statistics import statistics_of
 from autellix_lab.workload.trace import ProgramTrace
 
 STATISTICS = ("mean", "p50", "p95", "p99")
+Metrics = Mapping[str, Mapping[str, float]]
+"""Metric name to statistic name to value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,8 +48,8 @@ class ProgramOutcome:
 class RunSummary:
     """One run of one policy: statistics by metric name, totals, and lost calls."""
 
-    metrics: Mapping[str, Mapping[str, float]]
-    """Metric name to statistic name to value; a metric that no receipt reported is absent."""
+    metrics: Metrics
+    """A metric that no receipt reported is absent."""
     totals: Mapping[str, float]
     programs: int
     lost_calls: int
@@ -68,14 +71,21 @@ METRICS: dict[str, Callable[[ProgramOutcome], float | None]] = {
 
 
 def outcomes(
-    programs: Sequence[ProgramTrace], arrivals_s: Sequence[float], results: Iterable[CallResult]
+    programs: Sequence[ProgramTrace], arrivals_s: Sequence[float] | None, results: Iterable[CallResult]
 ) -> list[ProgramOutcome]:
-    """Return one outcome per program that lost no call."""
+    """Return one outcome per program that lost no call.
+
+    Args:
+        programs: The programs.
+        arrivals_s: When each arrived; None: with its first call, as on the engine's clock.
+        results: The results of all calls.
+    """
     by_program: dict[str, dict[int, CallResult]] = {}
     for result in results:
         by_program.setdefault(result.program, {})[result.call] = result
     found: list[ProgramOutcome] = []
-    for program, arrival_s in zip(programs, arrivals_s, strict=True):
+    known_s = [None] * len(programs) if arrivals_s is None else arrivals_s
+    for program, arrival_s in zip(programs, known_s, strict=True):
         calls = by_program.get(program.program_id, {})
         if all(call.id in calls and calls[call.id].error is None for call in program.calls):
             found.append(_outcome(program, arrival_s, calls))
@@ -83,9 +93,9 @@ def outcomes(
 
 
 def summarise(
-    programs: Sequence[ProgramTrace], arrivals_s: Sequence[float], results: Sequence[CallResult]
+    programs: Sequence[ProgramTrace], arrivals_s: Sequence[float] | None, results: Sequence[CallResult]
 ) -> RunSummary:
-    """Reduce a run to its statistics."""
+    """Reduce a run to its statistics; the arguments are those of `outcomes`."""
     found = outcomes(programs, arrivals_s, results)
     answered = [result for result in results if result.error is None]
     errors = [result.error for result in results if result.error is not None]
@@ -109,16 +119,12 @@ def metrics_of(found: Sequence[ProgramOutcome]) -> dict[str, dict[str, float]]:
     return metrics
 
 
-def ratios(summary: RunSummary, baseline: RunSummary) -> dict[str, dict[str, float]]:
+def quotients(metrics: Metrics, baseline: Metrics) -> dict[str, dict[str, float]]:
     """Divide each statistic by the baseline's; one whose baseline is zero is left out."""
     return {
-        name: {
-            key: value / baseline.metrics[name][key]
-            for key, value in values.items()
-            if baseline.metrics[name][key] > 0
-        }
-        for name, values in summary.metrics.items()
-        if name in baseline.metrics
+        name: {key: value / baseline[name][key] for key, value in values.items() if baseline[name][key] > 0}
+        for name, values in metrics.items()
+        if name in baseline
     }
 
 
@@ -127,7 +133,11 @@ def critical_path(program: ProgramTrace, weight: Callable[[int], float]) -> floa
     return longest_chain(program, [weight(call.id) for call in program.calls])
 
 
-def _outcome(program: ProgramTrace, arrival_s: float, calls: Mapping[int, CallResult]) -> ProgramOutcome:
+def _outcome(
+    program: ProgramTrace, arrival_s: float | None, calls: Mapping[int, CallResult]
+) -> ProgramOutcome:
+    if arrival_s is None:
+        arrival_s = min(result.submit_s for result in calls.values())
     output_tokens = sum(result.output_tokens for result in calls.values())
     path_s = critical_path(program, lambda call: calls[call].response_s)
     spans = _step_spans(calls)
@@ -156,7 +166,9 @@ def _step_spans(calls: Mapping[int, CallResult]) -> dict[int, tuple[float, float
     """Return each call's first and last engine step, or None if a receipt lacks them."""
     spans: dict[int, tuple[float, float]] = {}
     for call, result in calls.items():
-        first, last = result.receipt_number("arrival_step"), result.receipt_number("finish_step")
+        first, last = result.submit_step, result.finish_step
+        if first is None or last is None:
+            first, last = result.receipt_number("arrival_step"), result.receipt_number("finish_step")
         if first is None or last is None:
             return None
         spans[call] = (first, last)

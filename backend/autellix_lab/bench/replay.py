@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import json
+import math
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
@@ -17,6 +19,7 @@ from typing import Any
 
 from autellix_backend.errors import CommandError
 from autellix_lab.bench.results import CallResult
+from autellix_lab.bench.step_clock import SAMPLES, Sample, steps_at
 from autellix_lab.workload.trace import ProgramTrace, program_to_mapping
 
 CLIENT_MODULE = "autellix_lab.bench.client"
@@ -45,6 +48,10 @@ class ReplayJob:
     timeout_s: float = 900.0
     api_key: str | None = "none"
     """None: the official client's default from its environment."""
+    engine_url: str | None = None
+    """The root of the vLLM server whose steps are the clock of arrivals and gaps; None for seconds."""
+    step_s: float = math.inf
+    """The usual time of a step, by which seconds become steps; infinite: all arrive at once, without gaps."""
 
     def to_mapping(self) -> dict[str, Any]:
         """Return the client process's input."""
@@ -56,6 +63,8 @@ class ReplayJob:
             "salt": self.salt,
             "call_timeout_s": self.call_timeout_s,
             "api_key": self.api_key,
+            "engine_url": self.engine_url,
+            "step_s": self.step_s,
         }
 
 
@@ -89,12 +98,17 @@ async def _replay(
         limit=_LINE_LIMIT_BYTES,
     )
     results: list[CallResult] = []
+    samples: list[Sample] = []
     problem: str | None = None
     errors = asyncio.create_task(_read_all(process.stderr))
     try:
         async with asyncio.timeout(job.timeout_s):
             await _feed(process.stdin, json.dumps(job.to_mapping()).encode())
-            async for result in _results(process.stdout):
+            async for line in _lines(process.stdout):
+                if SAMPLES in line:
+                    samples = [(time_s, steps) for time_s, steps in line[SAMPLES]]
+                    continue
+                result = CallResult(**line)
                 results.append(result)
                 on_result(result)
             await process.wait()
@@ -109,7 +123,7 @@ async def _replay(
         problem = f"the client process ended with {process.returncode}: {complaint[-2000:]}"
     if problem and not results:
         raise ReplayError(problem)
-    return results + _lost(job, results, problem or "no result")
+    return _in_steps(results, samples) + _lost(job, results, problem or "no result")
 
 
 async def _feed(stdin: asyncio.StreamWriter | None, data: bytes) -> None:
@@ -121,10 +135,23 @@ async def _feed(stdin: asyncio.StreamWriter | None, data: bytes) -> None:
         stdin.close()
 
 
-async def _results(stdout: asyncio.StreamReader | None) -> AsyncIterator[CallResult]:
+async def _lines(stdout: asyncio.StreamReader | None) -> AsyncIterator[dict[str, Any]]:
     assert stdout is not None
     async for line in stdout:
-        yield CallResult(**json.loads(line))
+        yield json.loads(line)
+
+
+def _in_steps(results: list[CallResult], samples: Sequence[Sample]) -> list[CallResult]:
+    if not samples:
+        return results
+    return [
+        dataclasses.replace(
+            result,
+            submit_step=steps_at(samples, result.submit_s),
+            finish_step=steps_at(samples, result.finish_s),
+        )
+        for result in results
+    ]
 
 
 async def _read_all(stream: asyncio.StreamReader | None) -> str:

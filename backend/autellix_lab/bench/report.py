@@ -12,7 +12,7 @@ from typing import Any
 
 from rich.table import Table
 
-from autellix_lab.bench.metrics import STATISTICS, ProgramOutcome, RunSummary, ratios
+from autellix_lab.bench.metrics import STATISTICS, ProgramOutcome, RunSummary, quotients
 
 TITLES = {
     "token_latency_s": ("program token latency", "ms/token", 1000.0),
@@ -23,11 +23,8 @@ TITLES = {
     "preemptions": ("preemptions per program", "", 1.0),
     "service_per_token_s": ("engine time per token of a call", "ms", 1000.0),
 }
-UNITS: dict[str, tuple[str, str]] = {
-    "seconds": ("token_latency_s", "latency_s"),
-    "engine steps": ("token_latency_steps", "latency_steps"),
-}
-"""Token latency and latency in each unit."""
+COMPARED = ("token_latency_steps", "latency_steps")
+"""What losses are found in."""
 Goals = Mapping[tuple[str, str], float]
 """Largest ratio to the baseline, by metric and statistic."""
 
@@ -40,8 +37,6 @@ class Run:
     round_number: int
     summary: RunSummary
     outcomes: Sequence[ProgramOutcome]
-    capacity_tokens_per_s: float
-    """The engine's speed as it was measured before this round: what rho refers to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,17 +58,23 @@ class LoadComparison:
         return _medians([run.summary.metrics for run in self.of(policy)])
 
     def pooled_ratios(self, policy: str) -> dict[str, dict[str, float]]:
-        """Return the median over rounds of each ratio to the baseline; none where a baseline is zero.
+        """Return the quotient of each pooled statistic and the baseline's; none where that is zero."""
+        return quotients(self.pooled(policy), self.pooled(self.policies[0]))
 
-        Each ratio is of two turns that follow each other, and the median leaves out a round in which the
-        machine changed its speed between them.
-        """
-        return _medians(self.ratios_by_round(policy))
+    def shown(self, policy: str, metric: str, statistic: str) -> float | None:
+        """Return a pooled statistic as it is shown, in its metric's unit and rounded; None without one."""
+        value = self.pooled(policy).get(metric, {}).get(statistic)
+        return None if value is None else float(format_number(value * TITLES[metric][2]))
+
+    def shown_ratio(self, policy: str, metric: str, statistic: str) -> float | None:
+        """Return the quotient of what is shown of a policy and of the baseline; None where that is zero."""
+        value, base = (self.shown(name, metric, statistic) for name in (policy, self.policies[0]))
+        return value / base if value is not None and base else None
 
     def ratios_by_round(self, policy: str) -> list[dict[str, dict[str, float]]]:
         """Return each round's ratios to the baseline's run of the same round."""
         pairs = zip(self.of(policy), self.of(self.policies[0]), strict=False)
-        return [ratios(run.summary, base.summary) for run, base in pairs]
+        return [quotients(run.summary.metrics, base.summary.metrics) for run, base in pairs]
 
     def cached_share(self, policy: str) -> float:
         """Return the share of all prompt tokens that the policy's runs found in the prefix cache."""
@@ -82,12 +83,11 @@ class LoadComparison:
         return sum(total["cached_tokens"] for total in totals) / prompt_tokens if prompt_tokens else 0.0
 
     def worse_than(self, policy: str, limit: float) -> list[tuple[str, str, float]]:
-        """List the statistics of latencies whose pooled ratio is above `limit`, the worst first."""
+        """List the latencies in steps whose pooled ratio is above `limit`, the worst first."""
         pooled = self.pooled_ratios(policy)
         found = [
             (name, key, ratio)
-            for names in UNITS.values()
-            for name in names
+            for name in COMPARED
             for key, ratio in pooled.get(name, {}).items()
             if ratio > limit
         ]
@@ -98,7 +98,7 @@ def comparison_table(load: LoadComparison) -> Table:
     """Return the table of one load: each metric by policy, with ratios to the baseline."""
     base, others = load.policies[0], load.policies[1:]
     rounds = len(load.of(base))
-    title = f"{load.name}: offered load rho = {load.rho:g}, median of {rounds} rounds"
+    title = f"{load.name}: offered load rho = {load.rho:g}, medians of {rounds} rounds and their quotients"
     table = Table(title=title, title_justify="left")
     table.add_column("metric")
     table.add_column("")
@@ -115,15 +115,14 @@ def comparison_table(load: LoadComparison) -> Table:
 
 
 def _add_metric(table: Table, load: LoadComparison, name: str) -> None:
-    title, unit, factor = TITLES[name]
-    pooled = {policy: load.pooled(policy).get(name) for policy in load.policies}
-    if any(values is None for values in pooled.values()):
+    title, unit, _ = TITLES[name]
+    if any(name not in load.pooled(policy) for policy in load.policies):
         return
     for position, key in enumerate(STATISTICS):
         cells = [f"{title} ({unit})" if unit and not position else title if not position else "", key]
-        cells += [format_number((values or {})[key] * factor) for values in pooled.values()]
+        cells += [format_number(load.shown(policy, name, key) or 0.0) for policy in load.policies]
         for policy in load.policies[1:]:
-            ratio = load.pooled_ratios(policy).get(name, {}).get(key)
+            ratio = load.shown_ratio(policy, name, key)
             cells.append("" if ratio is None else f"{ratio:.2f}")
             by_round = [entry.get(name, {}).get(key) for entry in load.ratios_by_round(policy)]
             cells.append(" ".join("-" if value is None else f"{value:.2f}" for value in by_round))
@@ -196,7 +195,6 @@ def _run_mapping(run: Run) -> dict[str, Any]:
     return {
         "policy": run.policy,
         "round": run.round_number,
-        "capacity_tokens_per_s": run.capacity_tokens_per_s,
         **dataclasses.asdict(run.summary),
         "outcomes": [dataclasses.asdict(outcome) for outcome in run.outcomes],
     }

@@ -23,6 +23,10 @@ class CallResult:
     receipt: Mapping[str, Any] | None = None
     """The backend's receipt, unchanged; None if there was none."""
     error: str | None = None
+    submit_step: float | None = None
+    """The engine's steps since the start of the run when the call was sent; None without a clock of steps."""
+    finish_step: float | None = None
+    """The same when it was answered."""
 
     @property
     def response_s(self) -> float:

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from autellix_backend.core.policies import make_policy
-from autellix_lab.bench.backend import BackendProcess
+from autellix_lab.bench.backend import BackendProcess, PlainBackend
 from autellix_lab.bench.calibrate import Calibration, choose_bounds
 from autellix_lab.bench.compare import Follow, Target, calibrate, compare
 from autellix_lab.bench.report import LoadComparison, losses, report_mapping, targets
-from autellix_lab.demo.parts import BLOCK_TOKENS, GOALS, MAX_CONTEXT_TOKENS, DemoOptions, Part
+from autellix_lab.demo.parts import BLOCK_TOKENS, GOALS, MAX_CONTEXT_TOKENS, PLAIN, DemoOptions, Part
 
 TOLERANCE = 0.05
 
@@ -65,11 +65,11 @@ def _run_part(
         for backend in backends.values():
             backend.wait_ready()
         found = {
-            policy: Target(base_url=backend.base_url, model=backend.model())
+            policy: Target(base_url=backend.base_url, model=backend.model(), engine_url=backend.engine_url)
             for policy, backend in backends.items()
         }
-        watched = list(found)[-1]
-        report_progress(f"{part.load.name}: watch {watched} at {found[watched].base_url}/autellix/")
+        for watched in [policy for policy in found if policy != PLAIN][-1:]:
+            report_progress(f"{part.load.name}: watch {watched} at {found[watched].base_url}/autellix/")
         # A CPU engine decodes its first thousands of tokens at half speed.
         for target in found.values():
             for number in range(part.warm_ups):
@@ -88,7 +88,7 @@ def _run_part(
         load = compare(
             {policy: targets_found[policy] for policy in options.policies},
             part.load,
-            lambda turn: speed_of(targets_found[baseline], turn),
+            calibration,
             rounds=options.rounds,
             seed=options.seed,
             follow=follow,
@@ -125,14 +125,17 @@ def _launch(
         max_tokens = min(max_tokens, part.kv_tokens)
         extra_args += ["--num-gpu-blocks-override", str(part.kv_blocks)]
     extra_args += ["--max-model-len", str(max_tokens)]
-    settings: dict[str, dict[str, Any]] = {
-        "gateway": {"port": 0},
-        "engine": {"max_num_seqs": options.max_num_seqs, "extra_args": extra_args},
-        "scheduler": _scheduler(options, policy, bounds),
-    }
-    backend = BackendProcess(f"{part.name}-{policy}", options.model, settings, options.out)
-    stack.enter_context(backend).launch()
-    return backend
+    engine: dict[str, Any] = {"max_num_seqs": options.max_num_seqs, "extra_args": extra_args}
+    name = f"{part.name}-{policy}"
+    server: BackendProcess
+    if policy == PLAIN:
+        server = PlainBackend(name, options.model, engine, options.out)
+    else:
+        scheduler = _scheduler(options, policy, bounds)
+        settings = {"gateway": {"port": 0}, "engine": engine, "scheduler": scheduler}
+        server = BackendProcess(name, options.model, settings, options.out)
+    stack.enter_context(server).launch()
+    return server
 
 
 def _scheduler(options: DemoOptions, policy: str, bounds: tuple[float, ...]) -> dict[str, Any]:
@@ -153,7 +156,7 @@ def _part_setting(item: PartComparison) -> dict[str, Any]:
         "kv_tokens": part.kv_tokens,
         "bounds_s": list(item.bounds),
         "capacity_tokens_per_s": calibration.tokens_per_s,
-        "service_per_token_s": calibration.service_per_token_s,
+        "step_s": calibration.step_s,
         "programs": len(part.load.programs),
         "calls": part.load.calls,
         "output_tokens": sum(program.decode_tokens for program in part.load.programs),

@@ -11,6 +11,7 @@ from autellix_lab.demo.summary import named
 
 COLOURS = ("#9a9a9a", "#0b6e8f", "#c8641b", "#5c8a3a", "#7d4f9e")
 STATISTICS = (("mean", "average agent"), ("p95", "slowest agents (p95)"))
+METRIC = "token_latency_steps"
 
 
 def write_picture(path: Path, loads: Sequence[LoadComparison]) -> None:
@@ -19,7 +20,10 @@ def write_picture(path: Path, loads: Sequence[LoadComparison]) -> None:
 
 
 def draw_picture(loads: Sequence[LoadComparison]) -> Any:
-    """Return a figure with a bar for each policy's mean and p95 program latency, and a dot for each round."""
+    """Return a figure with a bar for the mean and the p95 of each policy, and a dot for each round.
+
+    They are token latencies in steps.
+    """
     # Imported here: it takes a second, and only the end of the demo needs it.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -27,7 +31,7 @@ def draw_picture(loads: Sequence[LoadComparison]) -> Any:
     policies = loads[0].policies
     figure = Figure(figsize=(5.4 * len(loads), 2.2 + 0.9 * len(policies)), layout="constrained")
     FigureCanvasAgg(figure)
-    title = f"Time from an agent's arrival to its last answer: {' and '.join(map(named, policies))}"
+    title = f"The same agents under {' and '.join(map(named, policies))}"
     figure.suptitle(title, fontsize=12, x=0.01, ha="left")
     for axis, load in zip(figure.subplots(1, len(loads), squeeze=False)[0], loads, strict=True):
         _draw_panel(axis, load)
@@ -36,8 +40,8 @@ def draw_picture(loads: Sequence[LoadComparison]) -> Any:
 
 def panel_title(load: LoadComparison) -> str:
     """Return what the last policy gained or lost in the mean."""
-    ratio = load.pooled_ratios(load.policies[-1])["latency_s"]["mean"]
-    return f"With {load.name}, agents took {ratio:.2f}x as long"
+    ratio = load.shown_ratio(load.policies[-1], METRIC, "mean") or 0.0
+    return f"With {load.name}, a token took {ratio:.2f}x as many steps"
 
 
 def _draw_panel(axis: Any, load: LoadComparison) -> None:
@@ -47,18 +51,20 @@ def _draw_panel(axis: Any, load: LoadComparison) -> None:
         axis.text(0, first + 0.55, title, fontsize=10)
         for row, (policy, colour) in enumerate(zip(load.policies, COLOURS, strict=False)):
             place = first - row
-            value = load.pooled(policy)["latency_s"][key]
-            rounds = [run.summary.metrics["latency_s"][key] for run in load.of(policy)]
+            value = load.shown(policy, METRIC, key) or 0.0
+            rounds = [run.summary.metrics[METRIC][key] for run in load.of(policy)]
             axis.barh(place, value, height=0.8, color=colour)
             axis.plot(rounds, [place] * len(rounds), "o", color="black", markersize=3.5, alpha=0.6)
-            text = f"{format_number(value)} s"
+            text = f"{format_number(value)} steps"
             if row:
-                text += f", {load.pooled_ratios(policy)['latency_s'][key]:.2f}x"
+                text += f", {load.shown_ratio(policy, METRIC, key):.2f}x"
             axis.text(max(value, *rounds), place, f"  {text}", va="center", fontsize=10)
             places.append(place)
             labels.append(policy)
     axis.set_title(panel_title(load), fontsize=12, fontweight="bold", loc="left", pad=8)
-    axis.set_xlabel("seconds; bars and ratios are medians of the rounds, dots are rounds")
+    axis.set_xlabel(
+        "steps of the engine for each token of an agent; bars are medians of the rounds, dots are rounds"
+    )
     axis.set_xlim(0, 1.35 * axis.get_xlim()[1])
     axis.set_ylim(min(places) - 0.6, 1.1)
     axis.set_yticks(places, labels)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from statistics import median
+from statistics import fmean, stdev
 from typing import Any
 
 from rich.console import Console, RenderableType
@@ -12,16 +12,20 @@ from rich.table import Table
 from rich.text import Text
 
 from autellix_lab.bench.report import LoadComparison, comparison_table, format_number
+from autellix_lab.bench.step_clock import PREFILLED_TOKENS
 from autellix_lab.demo.comparison import PartComparison
-from autellix_lab.demo.parts import DemoOptions
+from autellix_lab.demo.parts import PLAIN, DemoOptions
 
 FIGURES = (
-    ("program latency, mean (s)", "latency_s", "mean", 1.0),
-    ("program latency, p95 (s)", "latency_s", "p95", 1.0),
-    ("time per token, mean (ms)", "token_latency_s", "mean", 1000.0),
+    ("time per token, mean (steps)", "token_latency_steps", "mean"),
+    ("program latency, mean (steps)", "latency_steps", "mean"),
+    ("program latency, p95 (steps)", "latency_steps", "p95"),
+    ("program latency, mean (s)", "latency_s", "mean"),
 )
-"""Title, metric, statistic and factor of each row; the share of prompts found in the cache follows."""
-KNOWN = {"fcfs": " (vLLM's own order)", "boost": " (Autellix's default)"}
+"""Title, metric and statistic of each row; the time of a step and the share found in the cache follow."""
+SAME_SPEED = 0.1
+"""Engines whose steps took as long within this share had the same machine."""
+KNOWN = {PLAIN: " (vLLM without Autellix)", "boost": " (Autellix's default)"}
 MORE = "docs/demo.md"
 REPORT_WIDTH = 150
 """Columns of the report's tables."""
@@ -41,10 +45,12 @@ def last_screen(
     if report["lost_calls"]:
         yield lost_verdict(report["lost_calls"], report["errors"])
     else:
+        medians = f"Medians of {rounds} and their ratios. " if options.rounds > 1 else ""
+        yield f"{medians}Steps: {PREFILLED_TOKENS} prefilled tokens count as one more.\n"
         yield summary_table(loads)
         for policy in loads[0].policies[1:]:
             name = f"{policy}: " if len(options.policies) > 2 else ""
-            yield f"\n{name}{verdict(mean_ratios(loads, policy))}"
+            yield f"\n{name}{verdict(loads, policy)}"
         yield ""
         yield Text(f"Picture: {options.out / 'comparison.png'}")
     yield Text(f"Report:  {options.out / 'report.txt'}")
@@ -70,7 +76,7 @@ def named(policy: str) -> str:
 
 
 def summary_table(loads: Sequence[LoadComparison]) -> Table:
-    """Return the figures of each load by policy, with the ratios to the baseline by round."""
+    """Return the figures of each load by policy, with the ratios to the baseline, in all and by round."""
     base, *others = loads[0].policies
     table = Table(box=None, pad_edge=False)
     table.add_column("")
@@ -81,48 +87,61 @@ def summary_table(loads: Sequence[LoadComparison]) -> Table:
         table.add_column("by round")
     for load in loads:
         table.add_row(f"[bold]{load.name}")
-        for title, metric, statistic, factor in FIGURES:
-            cells = [
-                format_number(factor * load.pooled(policy)[metric][statistic]) for policy in load.policies
+        for title, metric, statistic in FIGURES:
+            figures = [load.shown(policy, metric, statistic) or 0.0 for policy in load.policies]
+            by_round = [
+                [entry[metric][statistic] for entry in load.ratios_by_round(policy)] for policy in others
             ]
-            for policy in others:
-                ratios = [entry[metric][statistic] for entry in load.ratios_by_round(policy)]
-                cells += [f"{median(ratios):.2f}", " ".join(f"{ratio:.2f}" for ratio in ratios)]
-            table.add_row(f"  {title}", *cells)
+            table.add_row(f"  {title}", *_cells(figures, by_round))
+        figures = [step_ms(load, policy) for policy in load.policies]
+        by_round = [step_ratios(load, policy) for policy in others]
+        table.add_row("  time of a step (ms)", *_cells(figures, by_round))
         shares = [f"{load.cached_share(policy):.0%}" for policy in load.policies]
         table.add_row("  prompts found in the cache", *shares)
     return table
 
 
-def mean_ratios(loads: Sequence[LoadComparison], policy: str) -> dict[str, list[float]]:
-    """Return a policy's mean program latency over the baseline's, by load and round."""
-    return {
-        load.name: [entry["latency_s"]["mean"] for entry in load.ratios_by_round(policy)] for load in loads
-    }
+def _cells(figures: Sequence[float], by_round: Sequence[Sequence[float]]) -> list[str]:
+    cells = [format_number(figure) for figure in figures]
+    for figure, ratios in zip(figures[1:], by_round, strict=True):
+        cells += [f"{figure / figures[0]:.2f}", " ".join(f"{ratio:.2f}" for ratio in ratios)]
+    return cells
 
 
-def verdict(ratios: Mapping[str, Sequence[float]]) -> str:
-    """Return the sentence for mean latencies over the baseline's, by the name of what is scarce and by round.
+def step_ms(load: LoadComparison, policy: str) -> float:
+    """Return how long a step took (ms): what is shown of the mean latency in seconds over that in steps."""
+    seconds, steps = (load.shown(policy, name, "mean") or 0.0 for name in ("latency_s", "latency_steps"))
+    return float(format_number(1000.0 * seconds / steps))
 
-    Each figure is a median over rounds. Rounds that were slower are named.
-    """
-    found = "; ".join(f"with {name}, they {_finished(median(rounds))}" for name, rounds in ratios.items())
-    found = found.replace("with", "With", 1).replace("they", "agents", 1)
-    count = sum(len(rounds) for rounds in ratios.values())
-    slower = [
-        f"{name}, round {number}: {ratio:.2f}"
-        for name, rounds in ratios.items()
-        for number, ratio in enumerate(rounds, start=1)
-        if round(ratio, 2) > 1
+
+def step_ratios(load: LoadComparison, policy: str) -> list[float]:
+    """Return how long a step took over the baseline's, by round."""
+    return [
+        entry["latency_s"]["mean"] / entry["latency_steps"]["mean"] for entry in load.ratios_by_round(policy)
     ]
-    if not slower:
-        tail = f"None of {count} rounds was slower."
-    else:
+
+
+def verdict(loads: Sequence[LoadComparison], policy: str) -> str:
+    """Return the sentences on a policy: its ratios, the rounds in which it was slower, and the machine.
+
+    Ratios are those of the table. The mean latency in steps decides whether a round was slower.
+    """
+    found = "; ".join(f"with {load.name}, {_gain(load, policy)}" for load in loads)
+    sentences = [found[:1].upper() + found[1:] + "."]
+    rounds = [
+        (f"{load.name}, round {number}", ratio)
+        for load in loads
+        for number, ratio in enumerate(_by_round(load, policy, "latency_steps"), start=1)
+    ]
+    slower = [f"{name}: {ratio:.2f}" for name, ratio in rounds if round(ratio, 2) > 1]
+    if slower:
         verb = "was" if len(slower) == 1 else "were"
-        tail = (
-            f"{len(slower)} of {count} rounds {verb} slower ({'; '.join(slower)}): noise or loss, see {MORE}."
+        sentences.append(
+            f"{len(slower)} of {len(rounds)} rounds {verb} slower ({'; '.join(slower)}), see {MORE}."
         )
-    return f"{found}. {tail}"
+    else:
+        sentences.append(f"None of {len(rounds)} rounds was slower.")
+    return " ".join([*sentences, *(_machine(load, policy) for load in loads)]).strip()
 
 
 def lost_verdict(lost: int, errors: Sequence[str]) -> str:
@@ -131,14 +150,45 @@ def lost_verdict(lost: int, errors: Sequence[str]) -> str:
     return f"{lost} {verb} lost, so times are not compared. Errors: {'; '.join(errors[:3])}"
 
 
-def _finished(ratio: float) -> str:
-    """Return a predicate for a latency over the baseline's."""
+def _gain(load: LoadComparison, policy: str) -> str:
+    token, agent = (
+        _steps(load.shown_ratio(policy, metric, "mean") or 0.0) + _errors(_by_round(load, policy, metric))
+        for metric in ("token_latency_steps", "latency_steps")
+    )
+    return f"a token took {token}, an agent {agent}"
+
+
+def _by_round(load: LoadComparison, policy: str, metric: str) -> list[float]:
+    return [entry[metric]["mean"] for entry in load.ratios_by_round(policy)]
+
+
+def _steps(ratio: float) -> str:
     rounded = round(ratio, 2)
     if rounded < 1:
-        return f"finished in {rounded:.2f} of the time"
-    if rounded == 1:
-        return "took as long"
-    return f"took {rounded:.2f} times as long"
+        return f"{rounded:.2f} of the engine's steps"
+    return "as many steps" if rounded == 1 else f"{rounded:.2f} times as many steps"
+
+
+def _errors(ratios: Sequence[float]) -> str:
+    """Return how far the mean of the rounds' ratios is from 1, in its standard errors."""
+    error = stdev(ratios) / len(ratios) ** 0.5 if len(ratios) > 1 else 0.0
+    if not error:
+        return ""
+    count = (1 - fmean(ratios)) / error
+    return f" ({abs(count):.0f} standard errors {'below' if count > 0 else 'above'} 1)"
+
+
+def _machine(load: LoadComparison, policy: str) -> str:
+    """Return a sentence on the turns in which the machine was slower; empty if there were none."""
+    base, turns = load.policies[0], []
+    for number, ratio in enumerate(step_ratios(load, policy), start=1):
+        slower, factor = (policy, ratio) if ratio > 1 else (base, 1 / ratio)
+        if factor > 1 + SAME_SPEED:
+            turns.append(f"{factor:.2f} times as long under {slower} in round {number}")
+    if not turns:
+        return ""
+    found = f"With {load.name}, the machine was slower in some turns: a step took {', '.join(turns)}."
+    return f"{found} Compare steps there, not seconds."
 
 
 def _description(item: PartComparison) -> str:

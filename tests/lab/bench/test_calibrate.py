@@ -16,7 +16,6 @@ from autellix_lab.workload.generate import generate_programs
 
 
 def result(thread: str, submit_s: float, finish_s: float, step: int, error: str | None = None) -> CallResult:
-    receipt = {"finish_step": step, "service_s": 0.5}
     return CallResult(
         program=thread,
         call=0,
@@ -24,7 +23,7 @@ def result(thread: str, submit_s: float, finish_s: float, step: int, error: str 
         submit_s=submit_s,
         finish_s=finish_s,
         output_tokens=10,
-        receipt=receipt,
+        finish_step=step,
         error=error,
     )
 
@@ -45,7 +44,7 @@ def test_speed_is_taken_while_enough_programs_are_under_way() -> None:
     results += [result("a", second, second + 1, 10 * (second + 1)) for second in range(10, 40)]
     found = measure(results, slots=2)
     assert found.tokens_per_s == pytest.approx(30)
-    assert found.service_per_token_s == pytest.approx(0.05)
+    assert found.step_s == pytest.approx(0.1)
     assert found.window_s == pytest.approx(8)
 
 
@@ -61,7 +60,7 @@ def test_too_little_is_an_error(results: list[CallResult]) -> None:
 
 
 def test_rho_is_offered_tokens_over_capacity() -> None:
-    calibration = Calibration(tokens_per_s=1000.0, service_per_token_s=0.004, window_s=1.0, calls=1)
+    calibration = Calibration(tokens_per_s=1000.0, window_s=1.0, calls=1, step_s=0.004)
     programs = generate_programs("chat", 20, seed=1)
     tokens = sum(program.decode_tokens for program in programs)
     assert calibration.rate_for(0.5, programs) * tokens / 20 == pytest.approx(500)

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -12,8 +14,11 @@ from autellix_lab.bench.results import CallResult
 from autellix_lab.workload.generate import generate_programs
 
 PROGRAMS = generate_programs("chat", 5, seed=1)
-SPEED = Calibration(tokens_per_s=100.0, service_per_token_s=None, window_s=1.0, calls=1)
-TARGETS = {name: Target(base_url=f"http://{name}", model="m") for name in ("fcfs", "plas")}
+SPEED = Calibration(tokens_per_s=100.0, window_s=1.0, calls=1, step_s=0.1)
+TARGETS = {
+    name: Target(base_url=f"http://{name}", model="m", engine_url=f"http://{name}-engine")
+    for name in ("fcfs", "plas")
+}
 
 
 def silent(_title: str, _calls: int) -> Callable[[CallResult], None]:
@@ -45,26 +50,37 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> list[ReplayJob]:
 
 
 def test_policies_take_turns_in_each_round(jobs: list[ReplayJob]) -> None:
+    """In the other order in every second round, and with arrivals of its own in each."""
     load = Load(name="low", rho=0.5, programs=PROGRAMS)
-    rounds: list[str] = []
     titles: list[tuple[str, int]] = []
 
     def follow(title: str, calls: int) -> Callable[[CallResult], None]:
         titles.append((title, calls))
         return lambda _: None
 
-    def speed(name: str) -> Calibration:
-        rounds.append(name)
-        return SPEED
-
-    found = compare(TARGETS, load, speed, rounds=2, seed=3, follow=follow)
-    assert rounds == ["round 1", "round 2"]
+    found = compare(TARGETS, load, SPEED, rounds=2, seed=3, follow=follow)
     assert titles[:2] == [(f"low, round 1 of 2, {policy}", load.calls) for policy in ("fcfs", "plas")]
-    assert [job.base_url for job in jobs] == ["http://fcfs", "http://plas"] * 2
-    assert len({job.arrivals_s for job in jobs}) == 1
+    assert [job.base_url for job in jobs] == [f"http://{name}" for name in ("fcfs", "plas", "plas", "fcfs")]
+    assert [job.arrivals_s == jobs[0].arrivals_s for job in jobs] == [True, True, False, False]
+    assert jobs[2].arrivals_s == jobs[3].arrivals_s
     assert [job.salt for job in jobs] == ["3:low:1", "3:low:1", "3:low:2", "3:low:2"]
     for run in found.runs:
+        # From its first call on.
         assert [outcome.latency_s for outcome in run.outcomes] == pytest.approx([2.0] * 5)
+
+
+def test_programs_arrive_by_the_steps_of_the_engine_that_serves_them(jobs: list[ReplayJob]) -> None:
+    """Also on a slower machine, whose steps are as many."""
+    load = Load(name="high", rho=2.0, programs=PROGRAMS)
+    for slower in (1.0, 3.0):
+        speed = replace(SPEED, tokens_per_s=100.0 / slower, step_s=0.01 * slower)
+        compare(TARGETS, load, speed, rounds=1, seed=3, follow=silent)
+
+    assert [job.engine_url for job in jobs] == ["http://fcfs-engine", "http://plas-engine"] * 2
+    first, *others = ([arrival_s / job.step_s for arrival_s in job.arrivals_s] for job in jobs)
+    assert all(steps == pytest.approx(first) for steps in others)
+    with pytest.raises(CalibrationError, match="steps were not counted"):
+        compare(TARGETS, load, replace(SPEED, step_s=math.inf), rounds=1, seed=3, follow=silent)
 
 
 def test_each_calibration_has_words_of_its_own(jobs: list[ReplayJob]) -> None:

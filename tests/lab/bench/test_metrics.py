@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 
 from autellix_lab.bench.metrics import (
-    RunSummary,
     critical_path,
     outcomes,
-    ratios,
+    quotients,
     summarise,
 )
 from autellix_lab.bench.results import CallResult
@@ -69,6 +68,18 @@ def test_steps_come_from_the_receipts() -> None:
     assert (outcome.wait_s, outcome.preemptions) == (0.75, 3)
 
 
+def test_the_clock_of_a_run_precedes_receipts() -> None:
+    """A program arrives with its first call then."""
+    chain = program(call(0), call(1, 0))
+    receipt = {"arrival_step": 1, "finish_step": 2}
+    results = [
+        result(0, 5, 6, receipt=receipt, submit_step=100.0, finish_step=110.0),
+        result(1, 6, 9, receipt=receipt, submit_step=112.0, finish_step=130.0),
+    ]
+    (outcome,) = outcomes([chain], None, results)
+    assert (outcome.latency_s, outcome.latency_steps, outcome.token_latency_steps) == (4, 30, 28 / 20)
+
+
 def test_without_receipts_there_are_no_steps() -> None:
     summary = summarise([program(call(0))], [0.0], [result(0, 0, 1)])
     assert "token_latency_s" in summary.metrics
@@ -84,19 +95,12 @@ def test_a_program_with_a_lost_call_has_no_outcome_but_is_counted() -> None:
     assert summary.errors == ("APITimeoutError: late",)
 
 
-def test_ratios_leave_out_a_zero_baseline() -> None:
-    def summary(value: float) -> RunSummary:
-        return RunSummary(
-            metrics={"latency_s": {"mean": value}},
-            totals={},
-            programs=1,
-            lost_calls=0,
-            duration_s=1.0,
-            errors=(),
-        )
+def test_quotients_leave_out_a_zero_baseline() -> None:
+    def metrics(value: float) -> dict[str, dict[str, float]]:
+        return {"latency_s": {"mean": value}}
 
-    assert ratios(summary(2), summary(4)) == {"latency_s": {"mean": 0.5}}
-    assert ratios(summary(2), summary(0)) == {"latency_s": {}}
+    assert quotients(metrics(2.0), metrics(4.0)) == {"latency_s": {"mean": 0.5}}
+    assert quotients(metrics(2.0), metrics(0.0)) == {"latency_s": {}}
 
 
 def test_a_result_survives_its_line() -> None:

@@ -34,6 +34,7 @@ class FakeBackend:
         type(self).settings[name] = settings
         self.name = name
         self.base_url = f"http://{name}"
+        self.engine_url = f"http://{name}-engine"
         self.log_path = out_dir / "log"
 
     def __enter__(self) -> Self:
@@ -55,6 +56,13 @@ class FakeBackend:
         return "m"
 
 
+class FakePlain(FakeBackend):
+    """The same without our settings."""
+
+    def __init__(self, name: str, model: str, engine: dict[str, Any], out_dir: Path) -> None:
+        super().__init__(name, model, {"engine": engine}, out_dir)
+
+
 def replay(job: ReplayJob, _watch: Callable[[CallResult], None]) -> list[CallResult]:
     results: list[CallResult] = []
     for program, arrival_s in zip(job.programs, job.arrivals_s, strict=True):
@@ -71,6 +79,8 @@ def replay(job: ReplayJob, _watch: Callable[[CallResult], None]) -> list[CallRes
                     prompt_tokens=call.prefill_tokens,
                     cached_tokens=call.shared_prefix_tokens,
                     output_tokens=call.decode_tokens,
+                    submit_step=now_s / STEP_S,
+                    finish_step=end_s / STEP_S,
                 )
             )
             now_s = end_s
@@ -83,6 +93,7 @@ def options(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> DemoOptions:
     monkeypatch.setattr(FakeBackend, "most_alive", 0)
     monkeypatch.setattr(FakeBackend, "settings", {}, raising=False)
     monkeypatch.setattr(module, "BackendProcess", FakeBackend)
+    monkeypatch.setattr(module, "PlainBackend", FakePlain)
     monkeypatch.setattr("autellix_lab.bench.compare.replay", replay)
     parser = argparse.ArgumentParser()
     demo.add_arguments(parser)
@@ -121,11 +132,7 @@ def test_engines_take_the_longest_context_of_their_part(options: DemoOptions, wo
 def test_boost_comes_with_admission_and_no_levels(options: DemoOptions) -> None:
     found = play(options)
 
-    schedulers = [FakeBackend.settings[f"slots-{name}"]["scheduler"] for name in ("fcfs", "boost")]
-    assert schedulers == [
-        {"policy": "fcfs", "admission": "none"},
-        {"policy": "boost", "admission": "working_set"},
-    ]
+    assert FakeBackend.settings["slots-boost"]["scheduler"] == {"policy": "boost", "admission": "working_set"}
     assert all(item.bounds == () for item in found)
 
 
@@ -135,7 +142,37 @@ def test_policies_with_levels_get_bounds_and_beta(options: DemoOptions) -> None:
     plas = FakeBackend.settings["slots-plas"]["scheduler"]
     assert plas == {"policy": "plas", "admission": "none", "beta": 16.0, "bounds": list(found[1].bounds)}
     assert plas["bounds"]
-    assert "bounds" not in FakeBackend.settings["slots-fcfs"]["scheduler"]
+
+
+def test_fcfs_is_vllm_without_autellix(options: DemoOptions) -> None:
+    """With the same batch size, memory and lengths as the others have."""
+    play(options)
+
+    for part in ("memory", "slots"):
+        plain, ours = FakeBackend.settings[f"{part}-fcfs"], FakeBackend.settings[f"{part}-boost"]
+        assert plain == {"engine": ours["engine"]}
+
+
+def test_both_parts_are_measured_in_steps(options: DemoOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the count of each engine; the machine's speed is measured once, as nothing depends on it."""
+    jobs: list[ReplayJob] = []
+
+    def recording(job: ReplayJob, watch: Callable[[CallResult], None]) -> list[CallResult]:
+        jobs.append(job)
+        return replay(job, watch)
+
+    monkeypatch.setattr("autellix_lab.bench.compare.replay", recording)
+    found = play(dataclasses.replace(options, rounds=3))
+
+    assert all(job.engine_url == f"{job.base_url}-engine" for job in jobs)
+    rounds = [job for job in jobs if not job.salt.startswith("calibration")]
+    assert [job.step_s for job in rounds] == pytest.approx([STEP_S] * 12)
+    measured = [job.salt for job in jobs if job.base_url == "http://slots-fcfs" and job not in rounds]
+    assert measured == ["calibration:warm-up 0", "calibration:first"]
+    for item in found:
+        for run in item.load.runs:
+            steps, seconds = (run.summary.metrics[name]["mean"] for name in ("latency_steps", "latency_s"))
+            assert steps == pytest.approx(seconds / STEP_S)
 
 
 def test_the_report_has_both_parts(options: DemoOptions) -> None:
@@ -150,7 +187,12 @@ def test_the_report_has_losses_and_targets(options: DemoOptions, monkeypatch: py
         found = replay(job, watch)
         if not job.base_url.endswith("boost"):
             return found
-        return [dataclasses.replace(item, finish_s=item.finish_s + 1.0) for item in found]
+        return [
+            dataclasses.replace(
+                item, finish_s=item.finish_s + 1.0, finish_step=(item.finish_s + 1.0) / STEP_S
+            )
+            for item in found
+        ]
 
     monkeypatch.setattr("autellix_lab.bench.compare.replay", slower_boost)
     report = comparison_report(options, play(options))
@@ -206,9 +248,9 @@ def test_the_command_prints_four_lines_of_progress_and_a_short_last_screen(
 
     lines = shown.out.splitlines()
     assert sum("starting an engine" in line or "watch boost at" in line for line in lines) == 4
-    assert len(lines) <= 4 + 25, shown.out
+    assert len(lines) <= 4 + 36, shown.out
     assert "round 1 of 2" not in shown.out
-    assert "None of 4 rounds was slower." in " ".join(lines)
+    assert "None of 4 rounds was slower." in " ".join(shown.out.split())
     assert shown.err == ""
     names = {path.name for path in options.out.iterdir()}
     assert {"comparison.png", "comparison.json", "report.txt"} <= names

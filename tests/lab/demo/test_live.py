@@ -32,10 +32,12 @@ def test_the_demo_compares_two_policies(tmp_path: Path, capsys: pytest.CaptureFi
             assert run["totals"]["without_receipt"] == 0
             assert len(run["outcomes"]) == programs
             assert all(outcome["latency_s"] > 0 for outcome in run["outcomes"])
+            assert run["totals"]["cached_tokens"] > 0
             assert all(outcome["token_latency_steps"] > 0 for outcome in run["outcomes"])
         fcfs, boost = ({o["program"]: o["output_tokens"] for o in run["outcomes"]} for run in load["runs"])
         assert fcfs == boost
         assert "token_latency_steps" in load["ratios"]["boost"]
+    assert 0 < memory["step_s"] < 1 > slots["step_s"] > 0
     assert report["targets"]
     assert "p99" in (tmp_path / "report.txt").read_text()
     assert (tmp_path / "comparison.png").read_bytes().startswith(b"\x89PNG")

@@ -25,6 +25,8 @@ def run(policy: str, response_s: float) -> Run:
             submit_s=call.id * response_s,
             finish_s=(call.id + 1) * response_s,
             output_tokens=call.decode_tokens,
+            submit_step=100 * call.id * response_s,
+            finish_step=100 * (call.id + 1) * response_s,
         )
         for program in PROGRAMS
         for call in program.calls
@@ -36,7 +38,6 @@ def run(policy: str, response_s: float) -> Run:
         round_number=1,
         summary=summarise(PROGRAMS, arrivals_s, results),
         outcomes=found,
-        capacity_tokens_per_s=100.0,
     )
 
 
@@ -58,10 +59,12 @@ def test_bars_show_the_figures_and_the_ratios() -> None:
     """Both axes of time begin at 0, and each text lies within its panel."""
     figure = draw_picture(both(0.5, 1.2))
     for axis, factor in zip(figure.axes, (0.5, 1.2), strict=True):
-        expected = statistics_of([outcome.latency_s for outcome in run("fcfs", 1.0).outcomes])
+        expected = statistics_of(
+            [outcome.token_latency_steps or 0.0 for outcome in run("fcfs", 1.0).outcomes]
+        )
         mean, p95 = expected["mean"], expected["p95"]
         widths = [bar.get_width() for bar in axis.patches]
-        assert widths == pytest.approx([mean, factor * mean, p95, factor * p95])
+        assert widths == pytest.approx([mean, factor * mean, p95, factor * p95], rel=0.005)
         assert sum(f", {factor:.2f}x" in text.get_text() for text in axis.texts) == 2
         assert axis.get_xlim()[0] == 0
         assert axis.get_xlim()[1] > max(widths)
@@ -69,6 +72,6 @@ def test_bars_show_the_figures_and_the_ratios() -> None:
 
 def test_titles_follow_the_figures() -> None:
     assert [panel_title(item) for item in both(0.5, 1.2)] == [
-        "With scarce KV memory, agents took 0.50x as long",
-        "With scarce slots, agents took 1.20x as long",
+        "With scarce KV memory, a token took 0.50x as many steps",
+        "With scarce slots, a token took 1.20x as many steps",
     ]
