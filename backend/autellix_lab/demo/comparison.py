@@ -132,7 +132,9 @@ def _launch(
         server = PlainBackend(name, options.model, engine, options.out)
     else:
         scheduler = _scheduler(options, policy, bounds)
-        settings = {"gateway": {"port": 0}, "engine": engine, "scheduler": scheduler}
+        # Nobody waits for the answers of a demo that is interrupted.
+        gateway = {"port": 0, "shutdown_grace_s": 10.0}
+        settings = {"gateway": gateway, "engine": engine, "scheduler": scheduler}
         server = BackendProcess(name, options.model, settings, options.out)
     stack.enter_context(server).launch()
     return server
