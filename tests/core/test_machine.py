@@ -13,6 +13,7 @@ from autellix_backend.core.call import ChangeReason, LevelChange
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.errors import DuplicateCallError, IllegalMoveError, UnknownCallError
 from autellix_backend.core.machine import Machine
+from autellix_backend.core.statistics import MIN_SAMPLES
 from autellix_backend.core.table import ProcessTable
 
 
@@ -227,6 +228,16 @@ def test_an_ended_program_leaves_with_its_last_call(machine: Machine) -> None:
 def test_the_cost_of_work_is_learned_from_steps(machine: Machine) -> None:
     machine.observe_step(50.0, 0.1, steps=3)
     assert machine.token_cost.seconds == pytest.approx(0.002)
+
+
+def test_steps_teach_what_prefill_adds_to_them() -> None:
+    machine = Machine(SchedulerConfig())
+    machine.observe_step(40.0, 0.01, steps=20, prefilled=0)
+    for _ in range(MIN_SAMPLES):
+        assert machine.prefill.token_s is None
+        machine.observe_step(140.0, 0.03, prefilled=100)
+
+    assert machine.prefill.token_s == pytest.approx(0.0002)
 
 
 def test_machines_may_share_a_table() -> None:

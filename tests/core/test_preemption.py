@@ -13,7 +13,6 @@ from autellix_backend.core.call import Call
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.machine import Machine
 from autellix_backend.core.preemption import (
-    MIN_SAMPLES,
     CostLine,
     PreemptionCosts,
     Resume,
@@ -23,6 +22,7 @@ from autellix_backend.core.preemption import (
     has_earned,
     preemption_pays,
 )
+from autellix_backend.core.statistics import MIN_SAMPLES
 
 TOKEN_BYTES = 131_072.0
 
@@ -33,7 +33,7 @@ def costs_of(load_fixed_s: float, load_byte_s: float, step_s: float, token_s: fl
     for number in range(1, 40):
         moved = number * 7 % 13 << 20
         costs.observe_load(moved, load_fixed_s + load_byte_s * moved)
-        costs.observe_step(number % 5 * 64, step_s + token_s * (number % 5 * 64))
+        costs.prefill.observe(number % 5 * 64, step_s + token_s * (number % 5 * 64))
     return costs
 
 
@@ -87,10 +87,10 @@ def test_full_steps_determine_the_prefill_speed() -> None:
     """Under load all steps prefill the rest of the budget: the fewer calls decode, the more tokens."""
     costs = PreemptionCosts()
     for _ in range(5):
-        costs.observe_step(0, 0.014)
+        costs.prefill.observe(0, 0.014)
     for number in range(300):
         writing = 10 + number % 6
-        costs.observe_step(2048 - writing, 0.01 + 0.0003 * writing + 0.0001 * (2048 - writing))
+        costs.prefill.observe(2048 - writing, 0.01 + 0.0003 * writing + 0.0001 * (2048 - writing))
     assert costs.recompute_s(1000) == pytest.approx(0.1, rel=0.02)
 
 
@@ -98,7 +98,7 @@ def test_prefill_that_adds_no_time_has_no_price() -> None:
     """Prefill that does not lengthen steps has no price."""
     costs = PreemptionCosts()
     for number in range(40):
-        costs.observe_step(number % 2 * 64, 0.01)
+        costs.prefill.observe(number % 2 * 64, 0.01)
     assert costs.recompute_s(1000) is None
 
 
@@ -107,7 +107,7 @@ def test_prices_are_unknown_at_first() -> None:
     costs = PreemptionCosts()
     for _ in range(MIN_SAMPLES - 1):
         costs.observe_load(1 << 20, 0.1)
-        costs.observe_step(64, 0.1)
+        costs.prefill.observe(64, 0.1)
     assert (costs.load_s(1.0), costs.recompute_s(1.0)) == (None, None)
     assert costs.resume(1000, stored_tokens=960, token_bytes=TOKEN_BYTES) is None
     assert costs.resume(1000, stored_tokens=0, token_bytes=TOKEN_BYTES) is None
@@ -155,7 +155,7 @@ def test_a_load_of_unknown_price_is_tried() -> None:
     """Stored contexts are loaded at first; otherwise the price would never be learned."""
     costs = PreemptionCosts()
     for number in range(MIN_SAMPLES + 1):
-        costs.observe_step(number, 0.1 * number)
+        costs.prefill.observe(number, 0.1 * number)
     assert costs.resume(100, stored_tokens=64, token_bytes=1.0) is None
     assert costs.resume(100, stored_tokens=0, token_bytes=1.0) is not None
 

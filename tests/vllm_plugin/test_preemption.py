@@ -11,7 +11,6 @@ from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.machine import Machine
 from autellix_backend.core.preemption import PreemptionCosts, Resume, ResumeKind
 from autellix_backend.vllm_plugin.preemption import PreemptionPrices
-from autellix_backend.vllm_plugin.steps import StepTokens
 
 
 class Connector:
@@ -45,8 +44,7 @@ def observe_steps(prices: PreemptionPrices, token_s: float) -> None:
     """Observe decode steps, and steps with prefill."""
     for number in range(20):
         reads = 100 if number % 2 else 0
-        tokens = StepTokens(prefilled={"c": reads} if reads else {}, decoded={"a": 1, "b": 1})
-        prices.observe_step(tokens, 0.01 + reads * token_s)
+        prices._machine.observe_step(reads, 0.01 + reads * token_s, prefilled=reads)
 
 
 @pytest.mark.parametrize("connector", [None, object()])

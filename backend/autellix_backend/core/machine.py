@@ -26,7 +26,7 @@ from autellix_backend.core.policies import Policy, make_policy
 from autellix_backend.core.policies.base import QueueInputs
 from autellix_backend.core.quanta import QuantumWatch
 from autellix_backend.core.starvation import StarvationWatch
-from autellix_backend.core.statistics import TokenCost
+from autellix_backend.core.statistics import PrefillCost, TokenCost
 from autellix_backend.core.table import ProcessTable, Program
 from autellix_backend.core.tenant_shares import TenantShares
 
@@ -65,6 +65,7 @@ class Machine:
         self.beta = config.beta if self.policy.promotes else math.inf
         """The wait/service ratio at which calls are promoted."""
         self.token_cost = TokenCost(config.token_s)
+        self.prefill = PrefillCost()
         self.boost = ProgramBoost(config.boost, self.table.statistics, self.token_cost)
         self.places = ProgramPlaces(self.policy, self.boost)
         self.holding: dict[str, dict[str, Call]] = {}
@@ -363,9 +364,11 @@ class Machine:
         for program_id in self.table.expire(now, idle_s):
             self.forget_program(program_id)
 
-    def observe_step(self, work: float, seconds: float, steps: int = 1) -> None:
-        """Learn the cost of work from equal steps: the work of one, and its duration (s)."""
+    def observe_step(self, work: float, seconds: float, steps: int = 1, prefilled: int | None = None) -> None:
+        """Learn prices from equal steps: the work of one, its duration (s), its prompt tokens if known."""
         self.token_cost.observe(work, seconds, steps)
+        if prefilled is not None:
+            self.prefill.observe(prefilled, seconds, steps)
 
     def review(self, now: float, step: int, tokens_of: Callable[[str], int]) -> list[str]:
         """Review which programs may run, if there is reason to; call before each `tick`.

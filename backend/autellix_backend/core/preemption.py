@@ -2,8 +2,7 @@
 
 Both prices are learned from what the engine measures. A load of `b` bytes takes `f + s * b` seconds, a line
 fitted by least squares in which old samples fade; the call alone waits for it. Recomputing a context costs
-the time that prefill steps take beyond decode steps, which would have run anyway. No line is fitted there:
-under load all prefill steps are equally full, and pure decode steps may lie far in the past.
+the time that prefill steps take beyond decode steps, which would have run anyway (`statistics.PrefillCost`).
 
 A running call is preempted only where that pays: the call that takes its slot would otherwise wait for the
 rest of the running call's quantum, and the resume must cost less than that. A resumed call keeps its slot
@@ -35,11 +34,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from autellix_backend.core.call import Call
-
-MIN_SAMPLES = 8
-"""Samples that a price needs before it is known."""
-FADING = 0.98
-"""The weight that a sample keeps after each further one: about the latest fifty count."""
+from autellix_backend.core.statistics import MIN_SAMPLES, SAMPLE_FADING, PrefillCost
 
 
 class ResumeKind(StrEnum):
@@ -77,15 +72,15 @@ class CostLine:
     def observe(self, amount: float, seconds: float) -> None:
         """Add one measured sample."""
         self.samples += 1
-        kept = self._weight * FADING
+        kept = self._weight * SAMPLE_FADING
         self._weight = kept + 1.0
         away = amount - self._amount
         self._amount += away / self._weight
         late = seconds - self._seconds
         self._seconds += late / self._weight
         # Welford's updates, with weights: sums of squares would lose all digits of large byte counts.
-        self._amount_spread = FADING * self._amount_spread + away * (amount - self._amount)
-        self._covariance = FADING * self._covariance + away * (seconds - self._seconds)
+        self._amount_spread = SAMPLE_FADING * self._amount_spread + away * (amount - self._amount)
+        self._covariance = SAMPLE_FADING * self._covariance + away * (seconds - self._seconds)
 
     @property
     def is_known(self) -> bool:
@@ -107,59 +102,17 @@ class CostLine:
         return max(0.0, self._seconds - slope * self._amount) + slope * amount
 
 
-class _Mean:
-    """A mean in which old samples fade."""
-
-    def __init__(self) -> None:
-        self.samples = 0
-        self._weight = 0.0
-        self.value = 0.0
-
-    def observe(self, value: float) -> None:
-        self.samples += 1
-        self._weight = self._weight * FADING + 1.0
-        self.value += (value - self.value) / self._weight
-
-
-class PrefillSpeed:
-    """The time that each prefill token adds to a step, over a pure decode step."""
-
-    def __init__(self) -> None:
-        self._decode_s = _Mean()
-        self._prefill_s = _Mean()
-        self._tokens = _Mean()
-
-    def observe(self, prefill_tokens: int, seconds: float) -> None:
-        """Add an executed step."""
-        if not prefill_tokens:
-            self._decode_s.observe(seconds)
-            return
-        self._prefill_s.observe(seconds)
-        self._tokens.observe(prefill_tokens)
-
-    @property
-    def token_s(self) -> float | None:
-        """Seconds per token; None after too few prefill steps, or where they take no longer."""
-        if self._tokens.samples < MIN_SAMPLES:
-            return None
-        added_s = self._prefill_s.value - self._decode_s.value
-        return added_s / self._tokens.value if added_s > 0 else None
-
-
 class PreemptionCosts:
     """The prices of resuming calls on one engine; all are unknown until enough was measured."""
 
-    def __init__(self) -> None:
+    def __init__(self, prefill: PrefillCost | None = None) -> None:
+        """Know no price; `prefill` is the engine's price of prefill, which its machine learns."""
         self._loads = CostLine()
-        self._steps = PrefillSpeed()
+        self.prefill = PrefillCost() if prefill is None else prefill
 
     def observe_load(self, moved_bytes: int, seconds: float) -> None:
         """Add a load into the engine's memory."""
         self._loads.observe(moved_bytes, seconds)
-
-    def observe_step(self, prefill_tokens: int, seconds: float) -> None:
-        """Add an executed step with `prefill_tokens`; zero for a pure decode step."""
-        self._steps.observe(prefill_tokens, seconds)
 
     def load_s(self, moved_bytes: float) -> float | None:
         """Return the expected seconds of loading these bytes; None while unknown."""
@@ -171,7 +124,7 @@ class PreemptionCosts:
         """Return the expected seconds of recomputing these tokens; None while unknown."""
         if tokens <= 0:
             return 0.0
-        token_s = self._steps.token_s
+        token_s = self.prefill.token_s
         return None if token_s is None else token_s * tokens
 
     def load_of(self, tokens: int, *, stored_tokens: int, token_bytes: float) -> tuple[float, float]:

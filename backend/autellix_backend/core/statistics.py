@@ -21,6 +21,10 @@ MAX_TENANTS = 128
 """Tenants whose sizes count; the one that had no program for the longest is forgotten first."""
 KNOWN_PROGRAMS = 64
 """As many count for a spread that another table has measured."""
+MIN_SAMPLES = 8
+"""Samples that a measured price needs before it is known."""
+SAMPLE_FADING = 0.98
+"""The weight that a sample keeps after each further one: about the latest fifty count."""
 _STEP_FADING = 0.999
 """The weight that a step keeps after each further one: about the latest thousand count."""
 
@@ -153,6 +157,52 @@ class ProgramStatistics:
         together = self._ends_together
         kept = (1 - FADING) ** together if self._ends > WARM_UP_ENDS else 1 - together / self._ends
         self._between_ends_s = kept * self._mean_before_s + (1 - kept) * self._interval_s / together
+
+
+class _Mean:
+    """A mean in which old samples fade."""
+
+    def __init__(self) -> None:
+        self.samples = 0
+        self.value = 0.0
+        self._weight = 0.0
+
+    def observe(self, value: float, times: int = 1) -> None:
+        """Add a sample that was made several times."""
+        self.samples += times
+        kept = SAMPLE_FADING**times
+        added = (1.0 - kept) / (1.0 - SAMPLE_FADING)
+        self._weight = self._weight * kept + added
+        self.value += (value - self.value) * added / self._weight
+
+
+class PrefillCost:
+    """The time that a token of a prompt adds to a step: what prefilling costs, and recomputing a context.
+
+    No line is fitted: under load all prefill steps are equally full, and pure decode steps may lie far in the
+    past. The steps would have run anyway, so a step with prefill is compared to one without.
+    """
+
+    def __init__(self) -> None:
+        self._decode_s = _Mean()
+        self._prefill_s = _Mean()
+        self._tokens = _Mean()
+
+    def observe(self, prefilled: int, seconds: float, steps: int = 1) -> None:
+        """Add equal steps: the prompt tokens of one, zero for a pure decode step, and its duration (s)."""
+        if not prefilled:
+            self._decode_s.observe(seconds, steps)
+            return
+        self._prefill_s.observe(seconds, steps)
+        self._tokens.observe(prefilled, steps)
+
+    @property
+    def token_s(self) -> float | None:
+        """Seconds per token; None after too few prefill steps, or where they take no longer."""
+        if self._tokens.samples < MIN_SAMPLES:
+            return None
+        added_s = self._prefill_s.value - self._decode_s.value
+        return added_s / self._tokens.value if added_s > 0 else None
 
 
 class TokenCost:

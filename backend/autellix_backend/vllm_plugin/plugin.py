@@ -182,7 +182,6 @@ class SchedulerPlugin:
         self.tracker.charge(tokens, cost_s, now)
         if not self._steps:
             self.tracker.settle_left()
-        self.prices.observe_step(tokens, cost_s)
         self._reporter.observe_step(cost_s)
 
     def on_preempted(self, request: Request) -> None:

@@ -6,11 +6,10 @@ from typing import Any
 
 from autellix_backend.core.machine import Machine
 from autellix_backend.core.preemption import PreemptionCosts, Resume, ResumeKind, preemption_pays
-from autellix_backend.vllm_plugin.steps import StepTokens
 
 
 class PreemptionPrices:
-    """Learns the cost of steps, and weighs a preemption against the cost of its resume.
+    """Weighs a preemption against the cost of its resume, by what the machine learns of steps.
 
     Where our connector keeps contexts in host memory, the prices are the connector's, which knows what it can
     load.
@@ -19,12 +18,9 @@ class PreemptionPrices:
     def __init__(self, connector: Any, machine: Machine, block_tokens: int) -> None:
         self._connector = connector if hasattr(connector, "resume_of") else None
         self._costs = PreemptionCosts() if self._connector is None else self._connector.costs
+        self._costs.prefill = machine.prefill
         self._machine = machine
         self._block_tokens = block_tokens
-
-    def observe_step(self, tokens: StepTokens, cost_s: float) -> None:
-        """Add an executed step."""
-        self._costs.observe_step(sum(tokens.prefilled.values()), cost_s)
 
     def on_preempted(self, request_id: str) -> None:
         """Pass a preemption on to the connector, which vLLM itself informs only with the step."""

@@ -237,8 +237,9 @@ class CallTracker:
     def charge(self, tokens: StepTokens, cost_s: float, now: float) -> None:
         """Charge one executed step to every call that was in it, by time or by its tokens."""
         self.step += 1
-        work = work_of(sum(tokens.prefilled.values()), sum(tokens.decoded.values()))
-        self.machine.observe_step(work, cost_s)
+        prefilled = sum(tokens.prefilled.values())
+        work = work_of(prefilled, sum(tokens.decoded.values()))
+        self.machine.observe_step(work, cost_s, prefilled=prefilled)
         if self._left:
             tokens = self._charge_left(tokens, cost_s, now)
         for request_id, prefilled in tokens.prefilled.items():

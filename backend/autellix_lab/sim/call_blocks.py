@@ -6,12 +6,12 @@ from collections.abc import Iterable
 from operator import itemgetter
 
 from autellix_backend.core.preemption import fit_together
+from autellix_backend.core.statistics import PrefillCost
 from autellix_lab.sim.calls import EngineCall
 from autellix_lab.sim.host import HostBlocks
 from autellix_lab.sim.kv import KvBlocks, Segment
 from autellix_lab.sim.model import EngineModel
 from autellix_lab.sim.resume_prices import ResumePrices
-from autellix_lab.sim.stretch import Stretch
 
 
 class CallBlocks:
@@ -44,10 +44,10 @@ class CallBlocks:
         delay_s, self._delay_s = self._delay_s, 0.0
         return delay_s
 
-    def observe_steps(self, prefill_tokens: int, stretch: Stretch) -> None:
-        """Learn prices from a stretch whose steps have `prefill_tokens` each."""
+    def use_prefill_cost(self, cost: PrefillCost) -> None:
+        """Price resumes by what the engine's machine learns of its steps."""
         if self._prices is not None:
-            self._prices.observe_steps(prefill_tokens, stretch)
+            self._prices.use_prefill_cost(cost)
 
     def keep_contexts(self, waiting: Iterable[EngineCall]) -> bool:
         """Return whether the cache holds all contexts, waiting calls' too, or they move to the host."""

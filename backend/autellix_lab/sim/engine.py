@@ -59,6 +59,7 @@ class SimEngine:
         self.machine = Machine(config, table, kv_tokens, policy, admission=baseline, fill=fill)
         is_priced = self.machine.preempts and config.preemption == "priced"
         self.blocks = CallBlocks(model, is_priced=is_priced) if baseline is None else baseline.blocks
+        self.blocks.use_prefill_cost(self.machine.prefill)
         if self.blocks.host is not None:
             self.machine.admission.use_host_memory(self.blocks.load_of, self.blocks.host.total_tokens)
         self.calls: dict[str, EngineCall] = {}
@@ -166,9 +167,8 @@ class SimEngine:
             # As live, a call with one token in a step counts as decoding.
             chunks = [call.chunk for call in self.batch.prefilling.values()]
             prefilled = sum(chunk for chunk in chunks if chunk > 1)
-            self.blocks.observe_steps(prefilled, stretch)
             work = work_of(prefilled, self.batch.decodes + chunks.count(1))
-            self.machine.observe_step(work, stretch.mean_step_s, stretch.steps)
+            self.machine.observe_step(work, stretch.mean_step_s, stretch.steps, prefilled)
         done = self.batch.advance(stretch, now)
         done.sort(key=attrgetter("rank"))
         for call in done:

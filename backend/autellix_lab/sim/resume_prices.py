@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from autellix_backend.core.preemption import PreemptionCosts, Resume, ResumeKind, preemption_pays
+from autellix_backend.core.statistics import PrefillCost
 from autellix_lab.sim.calls import EngineCall
-from autellix_lab.sim.stretch import Stretch
 
 
 class ResumePrices:
@@ -16,10 +16,9 @@ class ResumePrices:
         self._has_host = has_host
         """Whether the host keeps a copy of full blocks."""
 
-    def observe_steps(self, prefill_tokens: int, stretch: Stretch) -> None:
-        """Observe the steps of a stretch, each of which has `prefill_tokens`."""
-        for step in range(stretch.steps):
-            self._costs.observe_step(prefill_tokens, stretch.step_s + step * stretch.growth_s)
+    def use_prefill_cost(self, cost: PrefillCost) -> None:
+        """Use what the engine's machine learns of its steps."""
+        self._costs.prefill = cost
 
     def observe_load(self, blocks: int, seconds: float) -> None:
         """Observe a load from the host."""

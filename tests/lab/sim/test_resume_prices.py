@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from autellix_backend.core.call import Call
-from autellix_backend.core.preemption import MIN_SAMPLES
+from autellix_backend.core.statistics import MIN_SAMPLES, PrefillCost
 from autellix_lab.sim.calls import EngineCall
 from autellix_lab.sim.resume_prices import ResumePrices
-from autellix_lab.sim.stretch import Stretch
 from autellix_lab.workload.trace import CallTrace
 
 BLOCK_TOKENS = 16
@@ -17,10 +16,11 @@ READ_TOKEN_S = 0.001
 
 def prices_of(load_block_s: float, *, has_host: bool = True) -> ResumePrices:
     """A list that has seen steps of both kinds and loads of several sizes."""
-    prices = ResumePrices(BLOCK_TOKENS, has_host=has_host)
+    prices, prefill = ResumePrices(BLOCK_TOKENS, has_host=has_host), PrefillCost()
+    prices.use_prefill_cost(prefill)
     for number in range(1, 2 * MIN_SAMPLES):
         tokens = 64 * (number % 3)
-        prices.observe_steps(tokens, Stretch(0.0, 0.01 + READ_TOKEN_S * tokens, 1))
+        prefill.observe(tokens, 0.01 + READ_TOKEN_S * tokens)
         prices.observe_load(number, load_block_s * number)
     return prices
 
