@@ -78,6 +78,10 @@ async def test_every_answer_has_a_price(serve: Any, path: str, answer: bytes, pr
         pytest.param([DELTA, DELTA, STOP, DONE], prompt_of(CHAT, stream=True) + 3, id="events"),
         pytest.param([DELTA, DELTA, STOP], prompt_of(CHAT, stream=True) + 3, id="without its last event"),
         pytest.param([DELTA], prompt_of(CHAT, stream=True) + 1, id="broken off"),
+        pytest.param([b'data: {"error": {"message": "m", "code": 500}}\n\n'], 0, id="an error"),
+        pytest.param(
+            [DELTA, b'data: {"error": "m"}\n\n'], prompt_of(CHAT, stream=True) + 1, id="a late error"
+        ),
     ],
 )
 async def test_every_stream_has_a_price(serve: Any, events: list[bytes], price: int) -> None:
