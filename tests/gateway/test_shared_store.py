@@ -17,7 +17,7 @@ from tests.waiting import until
 
 from autellix_backend.gateway.app import create_app
 from autellix_backend.gateway.classes import LEAST_PROGRAMS
-from autellix_backend.settings import GatewaySettings, Settings, StoreSettings
+from autellix_backend.settings import GatewaySettings, Settings, StoreSettings, TenantLimits
 from autellix_lab.fakes.engine import FakeBehaviour, FakeEngine
 
 IDS = {"X-Autellix-Program-ID": "shared", "X-Autellix-Session-ID": "s"}
@@ -141,3 +141,21 @@ def test_new_gateways_tell_a_new_engine_how_sizes_spread(redis_program: str, tmp
         asyncio.run(main())
     finally:
         server.stop()
+
+
+@pytest.mark.parametrize("budget", ["day_tokens", "program_tokens"])
+async def test_a_budget_survives_a_restart(redis_server: RedisServer, budget: str) -> None:
+    store = StoreSettings(url=redis_server.url, key_prefix=f"restart-{budget}", timeout_ms=2000)
+    settings = Settings(store=store, limits=TenantLimits(**{budget: 8}))
+    engine = FakeEngine(FakeBehaviour())
+    await engine.start()
+    statuses: list[int] = []
+    async with aiohttp.ClientSession() as client:
+        for _ in range(2):
+            async with listening(create_app(settings, engine)) as url:
+                for _ in range(2):
+                    async with client.post(url + CHAT, json=HELLO, headers=IDS) as response:
+                        statuses.append(response.status)
+    await engine.stop()
+    # What a program has used is known from its first call on.
+    assert statuses == [200, 429, 429 if budget == "day_tokens" else 200, 429]

@@ -128,6 +128,7 @@ async def _lifespan(components: Components, _app: FastAPI) -> AsyncIterator[None
         await components.store.open()
         stack.push_async_callback(components.store.close)
         await components.share_budgets(components.tenants.with_day_budgets)
+        stack.push_async_callback(components.share_budgets)
         for end in await components.store.recent_ends():
             components.classes.on_program_ended(end)
         components.pool.open()
