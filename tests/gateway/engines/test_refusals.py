@@ -21,7 +21,7 @@ from autellix_backend.gateway.engines.refusals import (
     MAX_PAUSE_S,
     MAX_WORDS,
     PAUSE_S,
-    Fault,
+    Failure,
     Refusals,
     error_status,
     fault_of,
@@ -41,41 +41,41 @@ SEVERAL = 20
 @pytest.mark.parametrize(
     ("status", "expected"),
     [
-        (400, Fault(is_engines=False, can_repeat=False)),
-        (401, Fault(is_engines=True, can_repeat=True)),
-        (403, Fault(is_engines=True, can_repeat=True)),
-        (404, Fault(is_engines=True, can_repeat=True)),
-        (408, Fault(is_engines=False, can_repeat=False)),
-        (413, Fault(is_engines=False, can_repeat=False)),
-        (422, Fault(is_engines=False, can_repeat=False)),
-        (429, Fault(is_engines=True, can_repeat=True)),
-        (500, Fault(is_engines=True, can_repeat=False)),
-        (501, Fault(is_engines=False, can_repeat=False)),
-        (502, Fault(is_engines=True, can_repeat=False)),
-        (503, Fault(is_engines=True, can_repeat=True)),
-        (504, Fault(is_engines=True, can_repeat=False)),
-        (505, Fault(is_engines=False, can_repeat=False)),
-        (529, Fault(is_engines=True, can_repeat=False)),
+        (400, Failure(is_engines=False, can_repeat=False)),
+        (401, Failure(is_engines=True, can_repeat=True)),
+        (403, Failure(is_engines=True, can_repeat=True)),
+        (404, Failure(is_engines=True, can_repeat=True)),
+        (408, Failure(is_engines=False, can_repeat=False)),
+        (413, Failure(is_engines=False, can_repeat=False)),
+        (422, Failure(is_engines=False, can_repeat=False)),
+        (429, Failure(is_engines=True, can_repeat=True)),
+        (500, Failure(is_engines=True, can_repeat=False)),
+        (501, Failure(is_engines=False, can_repeat=False)),
+        (502, Failure(is_engines=True, can_repeat=False)),
+        (503, Failure(is_engines=True, can_repeat=True)),
+        (504, Failure(is_engines=True, can_repeat=False)),
+        (505, Failure(is_engines=False, can_repeat=False)),
+        (529, Failure(is_engines=True, can_repeat=False)),
     ],
 )
-def test_a_status_says_whose_fault_it_is(status: int, expected: Fault) -> None:
+def test_a_status_says_whose_fault_it_is(status: int, expected: Failure) -> None:
     assert fault_of(status, b"", lists_model=True, has_clients_key=False) == expected
 
 
 @pytest.mark.parametrize("status", [401, 403])
 def test_a_clients_own_key_is_the_clients_until_another_engine_takes_it(status: int) -> None:
     fault = fault_of(status, b"", lists_model=True, has_clients_key=True)
-    assert fault == Fault(is_engines=False, can_repeat=True)
+    assert fault == Failure(is_engines=False, can_repeat=True)
 
 
 def test_an_unknown_model_is_the_clients_fault() -> None:
     fault = fault_of(404, b"", lists_model=False, has_clients_key=False)
-    assert fault == Fault(is_engines=False, can_repeat=False)
+    assert fault == Failure(is_engines=False, can_repeat=False)
 
 
 def test_a_proxys_503_after_a_broken_connection_may_have_run() -> None:
     words = b"upstream connect error or disconnect/reset before headers. reset reason: connection termination"
-    assert fault_of(503, words, lists_model=True, has_clients_key=False) == Fault(
+    assert fault_of(503, words, lists_model=True, has_clients_key=False) == Failure(
         is_engines=True, can_repeat=False
     )
 

@@ -43,7 +43,7 @@ _BROKEN_BEHIND = b"reset reason: connection termination"
 _FAILED = 500
 
 
-class Fault(NamedTuple):
+class Failure(NamedTuple):
     """What a failed answer says."""
 
     is_engines: bool
@@ -52,14 +52,14 @@ class Fault(NamedTuple):
     """Whether the call cannot have run, and another engine may answer it."""
 
 
-class _Named(msgspec.Struct):
+class _ErrorBody(msgspec.Struct):
     error: dict[str, Any] | str | None = None
     id: str | None = None
     detail: Any = None
     message: str | None = None
 
 
-def fault_of(status: int, content: bytes, *, lists_model: bool, has_clients_key: bool) -> Fault:
+def fault_of(status: int, content: bytes, *, lists_model: bool, has_clients_key: bool) -> Failure:
     """Return whose fault an answer is that failed.
 
     Args:
@@ -69,12 +69,12 @@ def fault_of(status: int, content: bytes, *, lists_model: bool, has_clients_key:
         has_clients_key: Whether the engine saw the client's own key.
     """
     if status in (401, 403):
-        return Fault(is_engines=not has_clients_key, can_repeat=True)
+        return Failure(is_engines=not has_clients_key, can_repeat=True)
     if status == 404 and not lists_model:
-        return Fault(is_engines=False, can_repeat=False)
+        return Failure(is_engines=False, can_repeat=False)
     if status in _REFUSED:
-        return Fault(is_engines=True, can_repeat=_BROKEN_BEHIND not in content)
-    return Fault(is_engines=status >= _FAILED and status not in (501, 505), can_repeat=False)
+        return Failure(is_engines=True, can_repeat=_BROKEN_BEHIND not in content)
+    return Failure(is_engines=status >= _FAILED and status not in (501, 505), can_repeat=False)
 
 
 def error_status(content: bytes) -> int | None:
@@ -116,9 +116,9 @@ def retry_after_s(headers: Mapping[str, str]) -> float | None:
     return seconds if math.isfinite(seconds) and seconds > 0 else None
 
 
-def _decode(content: bytes) -> _Named | None:
+def _decode(content: bytes) -> _ErrorBody | None:
     try:
-        return msgspec.json.decode(content, type=_Named)
+        return msgspec.json.decode(content, type=_ErrorBody)
     except JSON_ERRORS:
         return None
 

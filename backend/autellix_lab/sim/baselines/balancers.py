@@ -61,7 +61,7 @@ class TracedCall(ArrivingCall):
     """The beginning that lies in `prefix`."""
 
 
-class _Sent:
+class _Assigned:
     """The beginnings of prompts that went to one engine, of which the least recently used are forgotten."""
 
     def __init__(self, limit: float, read: float = math.inf) -> None:
@@ -132,13 +132,13 @@ class CacheAware(Balancer):
     name: ClassVar[str] = "cache-aware"
 
     def __init__(self) -> None:
-        self._trees: dict[str, _Sent] = {}
+        self._trees: dict[str, _Assigned] = {}
 
     def assign(self, call: ArrivingCall, loads: Sequence[EngineLoad]) -> str:
         """Choose by calls where those differ too much, else by the text that was sent."""
         assert isinstance(call, TracedCall)
         engines = able(call, accepting(loads))
-        trees = {load.name: self._trees.setdefault(load.name, _Sent(TREE_TOKENS)) for load in engines}
+        trees = {load.name: self._trees.setdefault(load.name, _Assigned(TREE_TOKENS)) for load in engines}
         calls = [load.calls for load in engines]
         if max(calls) - min(calls) > MOST_APART and max(calls) > TIMES_APART * min(calls):
             name = least_used(engines).name
@@ -156,7 +156,7 @@ class Scorers(Balancer):
     name: ClassVar[str] = "scorers"
 
     def __init__(self) -> None:
-        self._sent: dict[str, _Sent] = {}
+        self._sent: dict[str, _Assigned] = {}
         self._in_flight: Counter[str] = Counter()
         """Prompt tokens of the calls that wait or run on each engine."""
         self._random = random.Random(self.name)
@@ -180,7 +180,7 @@ class Scorers(Balancer):
         self._in_flight[call.engine] -= call.prompt_tokens
 
     def _score(self, load: EngineLoad, call: TracedCall, *, least: int, most: int) -> float:
-        sent = self._sent.setdefault(load.name, _Sent(load.kv_tokens, SCORED_TOKENS))
+        sent = self._sent.setdefault(load.name, _Assigned(load.kv_tokens, SCORED_TOKENS))
         queue = (most - load.waiting) / (most - least) if most > least else 1.0
         usage = min(1.0, self._in_flight[load.name] / load.kv_tokens)
         return PREFIX_WEIGHT * sent.share(call) + QUEUE_WEIGHT * queue + KV_WEIGHT * (1 - usage)
