@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import aiohttp
 import pytest
 from tests.gateway.conftest import CHAT, HELLO
+from tests.gateway.snapshots import snapshot, standing
 from tests.redis_server import RedisServer
 from tests.serving import listening
 from tests.waiting import until
@@ -18,7 +20,7 @@ from tests.waiting import until
 from autellix_backend.gateway.app import create_app
 from autellix_backend.gateway.classes import LEAST_PROGRAMS
 from autellix_backend.settings import GatewaySettings, Settings, StoreSettings, TenantLimits
-from autellix_lab.fakes.engine import FakeBehaviour, FakeEngine
+from autellix_lab.fakes.engine import FakeBehaviour, FakeEngine, Fault
 
 IDS = {"X-Autellix-Program-ID": "shared", "X-Autellix-Session-ID": "s"}
 
@@ -159,3 +161,39 @@ async def test_a_budget_survives_a_restart(redis_server: RedisServer, budget: st
     await engine.stop()
     # What a program has used is known from its first call on.
     assert statuses == [200, 429, 429 if budget == "day_tokens" else 200, 429]
+
+
+async def test_each_gateway_shows_the_calls_of_the_other(redis_server: RedisServer) -> None:
+    """As the engine's snapshot has them, else at the other gateway, and not as running."""
+    # Paths of unix sockets are short, pytest's folders are not.
+    with tempfile.TemporaryDirectory() as folder:
+        engine = FakeEngine(FakeBehaviour(fault=Fault.HANG), report_address=f"ipc://{folder}/reports")
+        await check_both_show_it(redis_server.url, engine)
+
+
+async def check_both_show_it(url: str, engine: FakeEngine) -> None:
+    async with gateways(url, engine) as (client, one, other):
+
+        async def shown(url: str) -> tuple[str, dict[str, int]]:
+            """Return the program's state, and the programs by state."""
+            states = (await read(client, url + "/autellix/v1/overview"))["now"]["states"]
+            program = await read(client, url + "/autellix/v1/programs/shared")
+            return program["state"], {each["state"]: each["programs"] for each in states if each["programs"]}
+
+        call = asyncio.create_task(chat(client, one))
+        await engine.wait_until(lambda: len(engine.calls) == 1)
+        assert await shown(one) == ("in_engine", {"in_engine": 1})
+        assert await shown(other) == ("at_another_gateway", {"at_another_gateway": 1})
+        assert engine.report_server is not None
+        key = engine.calls[0].xargs["autellix_call"]
+        engine.report_server.broadcast(snapshot(standing("shared", place=1, level=1, call_id=key)))
+
+        async def is_waiting() -> bool:
+            expected = ("waiting_for_slot", {"waiting_for_slot": 1})
+            return await shown(one) == await shown(other) == expected
+
+        await until(is_waiting)
+        why = await read(client, other + "/autellix/v1/programs/shared/why")
+        assert why["text"].startswith("1 open call came through another gateway. ")
+        call.cancel()
+        await asyncio.gather(call, return_exceptions=True)
