@@ -105,3 +105,17 @@ def test_a_full_disk_is_counted_and_the_log_can_be_closed() -> None:
     log.close()
 
     assert registry.get_sample_value("autellix_call_log_lines_total", {"result": "failed"}) == 2
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a full disk is Linux's /dev/full")
+def test_a_full_disk_is_a_problem_until_a_line_is_written(tmp_path: Path) -> None:
+    log = CallLog(Path("/dev/full"), CollectorRegistry())
+    log.open()
+    log.put(settled_call())
+    while log.problem is None:
+        os.sched_yield()
+    assert log.problem == "No space left on device"
+    log._path = tmp_path / "calls.jsonl"
+    log.put(settled_call())
+    log.close()
+    assert log.problem is None
