@@ -62,6 +62,8 @@ class Machine:
         self.config = config
         self.table = ProcessTable() if table is None else table
         self.policy = policy or make_policy(config.policy)
+        self.preempts = self.policy.reorders and self.policy.preempts and config.preemption != "never"
+        """Whether a waiting call may take the slot of a running one that comes after it."""
         self.beta = config.beta if self.policy.promotes else math.inf
         """The wait/service ratio at which calls are promoted."""
         self.token_cost = TokenCost(config.token_s)
@@ -97,11 +99,6 @@ class Machine:
     def __iter__(self) -> Iterator[Call]:
         """Walk the admitted calls, the next to run first: in queue order where all are of one tenant."""
         return self.shares.order()
-
-    @property
-    def preempts(self) -> bool:
-        """Whether a waiting call may take the slot of a running one that comes after it."""
-        return self.policy.reorders and self.policy.preempts and self.config.preemption != "never"
 
     def refused(self) -> Iterator[Call]:
         """Walk the calls that admission keeps out of the queues, in order of arrival."""
@@ -160,7 +157,8 @@ class Machine:
         else:
             call.withdraw(now)
         self._review(call, program, now)
-        self.starvation.watch(call, program, now)
+        if call.level > 1:
+            self.starvation.watch(call, program, now)
         return call
 
     def start(self, call_id: str, now: float) -> None:
@@ -175,7 +173,7 @@ class Machine:
         self._hold(call)
         self.shares.run(call.tenant)
         self.shares.queue(call.tenant).on_started(call)
-        if call.level == 1:
+        if call.level == 1 and self.policy.promotes:
             self.starvation.forget(call)
 
     def preempt(self, call_id: str, now: float, *, computed_tokens: int = 0) -> None:
@@ -406,7 +404,9 @@ class Machine:
         """
         self.boost.renew(now)
         changes: list[LevelChange] = []
-        used = self.quanta.pop() if self.quanta.is_due else {}
+        if not self.quanta.is_due and now < self.starvation.next_deadline_s:
+            return changes
+        used = self.quanta.pop()
         starving = {call.call_id: call for call in self.starvation.pop_due(now)}
         for call in sorted({**starving, **used}.values(), key=_rank):
             program = self.table[call.program_id]
@@ -472,7 +472,8 @@ class Machine:
         del self._calls[call_id]
         self._release(call)
         self.quanta.forget(call)
-        self.starvation.forget(call)
+        if self.policy.promotes:
+            self.starvation.forget(call)
         self._review(call, program, now)
         self.admission.leave(call, program, context_tokens, now)
         self._move_group(program)
@@ -521,7 +522,9 @@ class Machine:
         return len(program.active_calls)
 
     def _inherited(self, program: Program, arrival: Arrival) -> float:
-        if self.policy.reads_parents and arrival.inherited_s is not None:
+        if not self.policy.reads_parents:
+            return self.policy.inherit(program.service_s)
+        if arrival.inherited_s is not None:
             return arrival.inherited_s
         parent_ends_s = self.table.parent_ends_s(program.program_id, arrival.parents)
         return self.policy.inherit(program.service_s, parent_ends_s)
@@ -536,9 +539,10 @@ class Machine:
 
     def _review(self, call: Call, program: Program, now: float) -> None:
         """Update the deadlines, and the key or the sizes, after a call's event has changed its program."""
-        self.starvation.review(program, now)
-        if self.policy.boosts and self.shares.first_of(call.tenant, call.program_id) is not call:
-            self._mark_moved(program, call.tenant)
+        if self.policy.promotes:
+            self.starvation.review(program, now)
+        if self.policy.boosts:
+            self._mark_moved(program, call.tenant, call)
         else:
             self._resize(program, call)
 
@@ -550,10 +554,15 @@ class Machine:
             if sibling is not None and is_sized and sibling is not but:
                 self.quanta.add(sibling)
 
-    def _mark_moved(self, program: Program, tenant: str) -> None:
-        """Have the next tick move the queued calls of a program, if they are not in its present place."""
+    def _mark_moved(self, program: Program, tenant: str, but: Call | None = None) -> None:
+        """Have the next tick move the queued calls of a program, if they are not in its present place.
+
+        They are if `but`, which has just arrived, is the first of them.
+        """
         first = self.shares.first_of(tenant, program.program_id)
-        if first is not None and first.group is not None and first.group.place != self.places.of(program):
+        if first is None or first is but or first.group is None:
+            return
+        if first.group.place != self.places.of(program):
             self.quanta.add(first)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from vllm.v1.request import Request, RequestStatus
 
 from autellix_backend.core.call import Call
@@ -55,10 +57,10 @@ class StepDecisions:
         if is_paused or is_holding:
             return []
         refused = self._blocks.take_refused()
-        free = self._engine.free_slots
-        self._place_tenants(len(self._engine.running) + free)
+        self._place_tenants()
         if not self._machine.preempts:
             return []
+        free = self._engine.free_slots
         if refused is not None and free > 0:
             return self._block_victims(refused, now)
         return self._slot_victims(free, now)
@@ -89,15 +91,16 @@ class StepDecisions:
         for hashes in self._tracker.take_to_keep():
             self._blocks.keep(hashes)
 
-    def _place_tenants(self, slots: int) -> None:
+    def _place_tenants(self) -> None:
         """Where several tenants share the engine, put the next calls to run in front of all others.
 
         vLLM orders its queues by one number per request, and the order of tenants changes with every step.
         """
-        # Slots that fall free between two decisions are filled by the same order.
-        depth = slots if self._config.period_steps == 1 else 2 * slots
-        is_shared = self._machine.shares.is_shared
-        order = self._batch(depth) if is_shared else ()
+        order: Collection[Call] = ()
+        if self._machine.shares.is_shared:
+            slots = len(self._engine.running) + self._engine.free_slots
+            # Slots that fall free between two decisions are filled by the same order.
+            order = self._batch(slots if self._config.period_steps == 1 else 2 * slots)
         for request_id in self._tracker.place(order):
             self._reposition(request_id)
 

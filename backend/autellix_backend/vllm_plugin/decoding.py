@@ -54,8 +54,8 @@ class DecodingCalls:
         if decoded.keys() != self._since.keys():
             for request_id in self._since.keys() - decoded.keys():
                 self.stop(request_id, now)
-            for request_id in decoded:
-                if request_id not in self._since and request_id in self._calls:
+            for request_id in decoded.keys() - self._since.keys():
+                if request_id in self._calls:
                     self._calls[request_id].runs.decode()
                     self._since[request_id] = (self._cost_s, self._steps)
         self._cost_s += cost_s

@@ -80,6 +80,11 @@ class SchedulerPlugin:
         """The streaming session whose end vLLM is about to make."""
         self.is_in_charge = False
         """Whether vLLM's queues are ours to order, or requests ours to hold back."""
+        costs = self.tracker.step_costs
+        self._has_cap = costs.chunk < costs.budget
+        """Whether vLLM has a cap on the tokens that one request prefills in a step."""
+        self.undoing = ExitStack()
+        """Undoes, once closed, what a step has changed in vLLM for its own time."""
 
     def take_over(self, guard: Callable[[Callable[[], None]], None]) -> None:
         """Take charge of vLLM's queues, if the policy or admission needs that.
@@ -114,10 +119,16 @@ class SchedulerPlugin:
             is_prefilled=bool((request.kv_transfer_params or {}).get("do_remote_prefill")),
         )
         self._rank(request)
-
-    def on_queued(self, request: Request) -> None:
-        """Note that vLLM has queued a request."""
         self.host_tier.on_reviewed((request.request_id,))
+
+    def prepare_step(self, now: float, *, is_throttled: bool) -> None:
+        """Decide about a step; what this changes in vLLM for the step alone is in `undoing`."""
+        self.make_room(now, is_throttled=is_throttled)
+        self.put_worst_last()
+        if self._has_cap:
+            self.lift_cap()
+        if self.host_tier.has_requests:
+            self.load_ahead(is_throttled=is_throttled)
 
     def make_room(self, now: float, *, is_throttled: bool = False) -> None:
         """Preempt the requests whose slots or blocks others should have, unless vLLM begins no prefill."""
@@ -126,49 +137,51 @@ class SchedulerPlugin:
         for victim in self.decisions.decide(now, is_holding=is_holding):
             self.engine.preempt(victim, self._clock())
 
-    def put_worst_last(self, undoing: ExitStack) -> None:
-        """If KV memory may run out in the step, sort the running requests, until `undoing` is closed."""
+    def put_worst_last(self) -> None:
+        """If KV memory may run out in the step, sort the running requests."""
         engine = self.engine
         is_ordering = self.tracker.machine.policy.reorders and len(engine.running) > 1
         if is_ordering and engine.blocks.may_run_out():
-            undoing.callback(engine.order.put_back)
+            self.undoing.callback(engine.order.put_back)
             machine = self.tracker.machine
             self.tracker.bring_up(self._clock())
             engine.order.put_worst_last(lambda request_id: not has_earned(machine.call(request_id)))
 
-    def lift_cap(self, undoing: ExitStack) -> None:
-        """While all others are held back, let a request prefill without vLLM's cap, until `undoing` ends."""
-        costs = self.tracker.step_costs
-        if costs.chunk < costs.budget and self.engine.is_alone:
-            undoing.enter_context(self.engine.prefilling_alone())
+    def lift_cap(self) -> None:
+        """While all others are held back, let a request prefill without vLLM's cap."""
+        if self.engine.is_alone:
+            self.undoing.enter_context(self.engine.prefilling_alone())
 
-    def load_ahead(self, loading: ExitStack, *, is_throttled: bool) -> None:
-        """Let vLLM start loads from host memory, until `loading` is closed, unless it begins no prefill."""
-        if self.host_tier.has_requests and not self.engine.holds_prefills(is_throttled=is_throttled):
-            loading.enter_context(self.host_tier.loading_ahead(self.host_tier.to_load()))
+    def load_ahead(self, *, is_throttled: bool) -> None:
+        """Let vLLM start loads from host memory, unless it begins no prefill."""
+        if not self.engine.holds_prefills(is_throttled=is_throttled):
+            self.undoing.enter_context(self.host_tier.loading_ahead(self.host_tier.to_load()))
 
     def on_scheduled(self, output: SchedulerOutput, started_s: float) -> None:
         """Note a scheduled step, and start the calls that got a slot in it."""
         self.engine.blocks.end_watch()
         self.decisions.on_scheduled()
-        if not output.num_scheduled_tokens:
-            return
-        self._steps.start(output, started_s)
-        now = self._clock()
-        starting = output.num_scheduled_tokens.keys() - self.tracker.running
-        # In the order of vLLM's batch.
-        for request_id in output.num_scheduled_tokens if starting else ():
-            if request_id in starting and request_id in self.tracker:
-                request = self._scheduler.requests[request_id]
-                self.tracker.start(
-                    request_id,
-                    now,
-                    cached_tokens_of(request),
-                    kept_tokens=request.num_computed_tokens - output.num_scheduled_tokens[request_id],
-                    running=len(self.engine.running),
-                )
-                # A policy that holds slots ranks a running call differently.
-                self._rank(request)
+        tokens = output.num_scheduled_tokens
+        if tokens:
+            self._steps.start(output, started_s)
+            starting = tokens.keys() - self.tracker.running
+            # In the order of vLLM's batch.
+            for request_id in tokens if starting else ():
+                if request_id in starting and request_id in self.tracker:
+                    self._start(self._scheduler.requests[request_id], tokens[request_id])
+        self.drain()
+
+    def _start(self, request: Request, scheduled_tokens: int) -> None:
+        """Start the call of a request that got a slot."""
+        self.tracker.start(
+            request.request_id,
+            self._clock(),
+            cached_tokens_of(request),
+            kept_tokens=request.num_computed_tokens - scheduled_tokens,
+            running=len(self.engine.running),
+        )
+        # A policy that holds slots ranks a running call differently.
+        self._rank(request)
 
     def charge(self, output: SchedulerOutput, results: Any) -> None:
         """Charge an executed step, with the model runner's results, to its calls; `report` follows."""

@@ -19,7 +19,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
@@ -103,24 +102,20 @@ class ProgramSchedulerMixin(_Host):
         if self.is_degraded:
             request.priority = given
         super().add_request(request)
-        self._guard(lambda ours: ours.on_queued(request))
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         """Preempt the requests that must make room, and let vLLM fill the step."""
         started_s = self.clock()
-        is_throttled = any(args) or any(kwargs.values())
-        undoing = ExitStack()
-        if self.plugin is not None and self.plugin.is_in_charge:
-            undoing.callback(self.plugin.engine.order.end_rest)
-            self._guard(lambda ours: ours.make_room(started_s, is_throttled=is_throttled))
-            self._guard(lambda ours: ours.put_worst_last(undoing))
-            self._guard(lambda ours: ours.lift_cap(undoing))
-            self._guard(lambda ours: ours.load_ahead(undoing, is_throttled=is_throttled))
-        output = super().schedule(*args, **kwargs)
-        # Also if our part has failed meanwhile.
-        self._try(undoing.close)
+        if self.plugin is None or not self.plugin.is_in_charge:
+            output = super().schedule(*args, **kwargs)
+        else:
+            is_throttled = any(args) or any(kwargs.values())
+            self._guard(lambda ours: ours.prepare_step(started_s, is_throttled=is_throttled))
+            output = super().schedule(*args, **kwargs)
+            # Also if our part has failed meanwhile.
+            self._try(self.plugin.undoing.close)
+            self._try(self.plugin.engine.order.end_rest)
         self._guard(lambda ours: ours.on_scheduled(output, started_s))
-        self._guard(lambda ours: ours.drain())
         return output
 
     def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: Any) -> Any:
@@ -176,7 +171,8 @@ class ProgramSchedulerMixin(_Host):
         if self.plugin is None or self.is_degraded:
             return
         try:
-            self.plugin.engine.order.raise_fault()
+            if self.plugin.engine.order.fault is not None:
+                self.plugin.engine.order.raise_fault()
             action(self.plugin)
         except Exception:  # The engine's loop is not ours: a fault here must not take every request down.
             logger.exception(_FAILED)

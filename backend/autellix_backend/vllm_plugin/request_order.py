@@ -194,6 +194,8 @@ class RequestOrder:
         rank = self._rank_of(request.request_id)
         if rank is None:
             return Rank(request.priority)
+        if not self.has_priorities:
+            return rank
         return rank._replace(own=rank.own + (_given_priority(request) << _RANK_BITS))
 
     def _rank_or_last(self, request: Request) -> Rank:

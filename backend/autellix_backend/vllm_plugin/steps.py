@@ -25,13 +25,18 @@ class StepTokens:
             output: vLLM's scheduler output, with the drafts that it scheduled for verification.
             results: The model runner's output, with the tokens that it sampled.
         """
-        drafts = output.scheduled_spec_decode_tokens
-        if not drafts and output.total_num_scheduled_tokens == len(output.num_scheduled_tokens):
-            # In most steps every request has one token, and decodes.
-            return cls(decoded=output.num_scheduled_tokens)
-        prefilled: dict[str, int] = {}
-        decoded: dict[str, int] = {}
-        for request_id, scheduled in output.num_scheduled_tokens.items():
+        drafts, tokens = output.scheduled_spec_decode_tokens, output.num_scheduled_tokens
+        if not drafts:
+            if output.total_num_scheduled_tokens == len(tokens):
+                # In most steps every request has one token, and decodes.
+                return cls(decoded=tokens)
+            prefilled = {request_id: scheduled for request_id, scheduled in tokens.items() if scheduled > 1}
+            decoded = tokens.copy()
+            for request_id in prefilled:
+                del decoded[request_id]
+            return cls(prefilled=prefilled, decoded=decoded)
+        prefilled, decoded = {}, {}
+        for request_id, scheduled in tokens.items():
             known = scheduled - len(drafts.get(request_id, ()))
             if known > 1:
                 prefilled[request_id] = known

@@ -101,7 +101,8 @@ class CallTracker:
 
     def is_held_back(self, request_id: str) -> bool:
         """Whether admission keeps the call out of the queues."""
-        return request_id in self._calls and not self.machine.call(request_id).is_admitted
+        tracked = self._calls.get(request_id)
+        return tracked is not None and not tracked.call.is_admitted
 
     def identity(self, request_id: str) -> CallIdentity:
         """Return the program, thread and tenant of a call."""
@@ -120,10 +121,11 @@ class CallTracker:
 
         Calls with a place among all tenants precede the rest, which are in the order of their queue.
         """
-        if request_id not in self._calls:
+        tracked = self._calls.get(request_id)
+        if tracked is None:
             return None
         place = self._places.get(request_id)
-        return rank_of(self._calls[request_id].call, self.machine.boost) if place is None else Rank(place)
+        return rank_of(tracked.call, self.machine.boost) if place is None else Rank(place)
 
     def take_to_keep(self) -> list[Hashes]:
         """Return the contexts whose cached blocks should outlive all others, in the order of eviction."""
@@ -201,12 +203,14 @@ class CallTracker:
             running: The running calls with it.
         """
         self.machine.start(request_id, now)
-        started = self.machine.call(request_id)
-        if lost := max(0, started.reached_tokens - kept_tokens):
-            started.lose(lost, self.step_costs.of(lost, running))
-        self.machine.unpin(request_id)
-        self.running.add(request_id)
         call = self._calls[request_id]
+        started = call.call
+        if started.reached_tokens > kept_tokens:
+            lost = started.reached_tokens - kept_tokens
+            started.lose(lost, self.step_costs.of(lost, running))
+        if started.is_pinned:
+            self.machine.unpin(request_id)
+        self.running.add(request_id)
         call.runs.start(now)
         if call.cached_tokens is None:
             call.cached_tokens = cached_tokens

@@ -99,7 +99,7 @@ def watch_order(scheduler: Any) -> None:
     plugin = scheduler.plugin
     put_worst_last = plugin.put_worst_last
 
-    def check(undoing: Any) -> None:
+    def check() -> None:
         for queue in plugin.engine.order._queues:
             ranks = [
                 plugin.engine.order.rank(request).number
@@ -107,7 +107,7 @@ def watch_order(scheduler: Any) -> None:
                 if not plugin.engine.order._holds_back(request)
             ]
             assert ranks == sorted(ranks), "a queue is not in order"
-        put_worst_last(undoing)
+        put_worst_last()
 
     if plugin.tracker.machine.config.period_steps == 1:
         plugin.put_worst_last = check

@@ -40,6 +40,8 @@ class _Held:
     shared: int
     """Leading tokens in common with the context that it follows."""
     follows: str | None
+    own: int = 0
+    """The KV memory that it fills beyond these and beyond the prefix."""
 
     @property
     def begin(self) -> int:
@@ -98,9 +100,9 @@ class ProgramContexts:
         held = self._live[call_id]
         if tokens > held.tokens >= held.shared:
             # As it decodes: what it shares with others stays.
-            counted = max(held.shared, self._prefix)
-            self._own_tokens += self._fill(tokens, counted) - self._fill(held.tokens, counted)
+            self._own_tokens -= held.own
             held.tokens = tokens
+            self._own_tokens += self._fill_own(held)
         elif tokens != held.tokens:
             self._uncount(call_id)
             held.tokens = tokens
@@ -132,7 +134,7 @@ class ProgramContexts:
             return self._fill(self._last_tokens, prefix)
         if prefix != self._prefix:
             self._prefix = prefix
-            self._own_tokens = sum(map(self._own, self._live.values()))
+            self._own_tokens = sum(map(self._fill_own, self._live.values()))
             self._begin_tokens = sum(map(self._begun, self._followers.keys() - self._live.keys()))
         return self._own_tokens + self._begin_tokens
 
@@ -169,8 +171,9 @@ class ProgramContexts:
             held.follows is not None for held in self._live.values()
         )
 
-    def _own(self, held: _Held) -> int:
-        return self._fill(held.tokens, max(held.shared, self._prefix))
+    def _fill_own(self, held: _Held) -> int:
+        held.own = self._fill(held.tokens, max(held.shared, self._prefix))
+        return held.own
 
     def _begun(self, followed: str) -> int:
         """Return the longest beginning beyond the prefix that live calls share with a context."""
@@ -181,7 +184,7 @@ class ProgramContexts:
 
     def _count(self, call_id: str) -> None:
         held = self._live[call_id]
-        self._own_tokens += self._own(held)
+        self._own_tokens += self._fill_own(held)
         if held.follows is not None:
             before = self._begun(held.follows)
             followers = self._followers.setdefault(held.follows, _Followers())
@@ -191,7 +194,7 @@ class ProgramContexts:
 
     def _uncount(self, call_id: str) -> None:
         held = self._live[call_id]
-        self._own_tokens -= self._own(held)
+        self._own_tokens -= held.own
         if held.follows is not None:
             before = self._begun(held.follows)
             followers = self._followers[held.follows]

@@ -29,6 +29,7 @@ from autellix_backend.core.admission.programs import ProgramContext
 from autellix_backend.core.admission.review import MemoryReview
 from autellix_backend.core.arrival import Context
 from autellix_backend.core.call import Call
+from autellix_backend.core.place import Place
 from autellix_backend.core.table import Program
 
 REVIEW_STEPS = 16
@@ -119,13 +120,14 @@ class WorkingSetAdmission(Admission):
         # From the table, which also knows programs that have lost their place here since.
         if len(program.active_calls) == 1 and program.last_completion_s is not None:
             self.idle.gaps.add(call.tenant, program.class_name, now - program.last_completion_s)
-        context = memory.find(program.program_id) or self._meet(call, program, now)
+        place = self._place_of(program)
+        context = memory.find(program.program_id) or self._meet(call, program, place, now)
         if context.is_parked and not context.calls:
             memory.inactive.add(context, now)
         # The table may have dropped the entry of the program's last call and made another one.
         context.program, context.weight = program, call.weight
         memory.has_batch |= context.gives_way
-        memory.move(context, self._place_of(program))
+        memory.move(context, place)
         if needs.prefix is not None and needs.prefix != context.prefix:
             memory.set_prefix(context, needs)
         context.calls[call.call_id] = call
@@ -207,14 +209,14 @@ class WorkingSetAdmission(Admission):
         """Assert the invariants."""
         self.memory.check()
 
-    def _meet(self, call: Call, program: Program, now: float) -> ProgramContext:
+    def _meet(self, call: Call, program: Program, place: Place, now: float) -> ProgramContext:
         """Add a program that waits."""
         context = ProgramContext(
             program=program,
             tenant=call.tenant,
             weight=call.weight,
             number=next(self._numbers),
-            place=self._place_of(program),
+            place=place,
             boosts=self._boosts,
             holding=self._holding,
             contexts=ProgramContexts(self.memory.fill),
