@@ -603,6 +603,31 @@ def alone(*, is_ours: bool) -> dict[str, Any]:
     return {"tokens": [engine.step().get("long") for _ in range(3)]}
 
 
+def _skip(engine: Engine) -> None:
+    """Have vLLM pass over the call `skipped`, for a reason that nobody else knows."""
+    scheduler: Any = engine.scheduler
+    is_ready = scheduler._handle_blocked_waiting_request
+    scheduler._handle_blocked_waiting_request = lambda each: each.request_id != "skipped" and is_ready(each)
+
+
+def looked_at() -> dict[str, Any]:
+    """Let vLLM pass over a call while a slot is free, which another one then takes; count the preemptions."""
+    engine = Engine({"policy": "plas", "bounds": [0.05], "preemption": "always"}, slots=2)
+    assert engine.plugin is not None
+    _skip(engine)
+    engine.add("long", 40, 200)
+    for _ in range(20):
+        engine.step()
+    engine.add("skipped", 40, 5)
+    engine.step()
+    engine.add("other", 40, 200)
+    preemptions = []
+    for _ in range(40):
+        engine.step()
+        preemptions.append(engine.plugin.decisions.slot_preemptions)
+    return {"preemptions": [preemptions[14], preemptions[-1]]}
+
+
 def passed_over(*, steps: int, budget: int, is_async: bool) -> dict[str, Any]:
     """Let vLLM skip a call that should have the only slot, and count the preemptions."""
     engine = Engine(
@@ -613,9 +638,7 @@ def passed_over(*, steps: int, budget: int, is_async: bool) -> dict[str, Any]:
         max_num_batched_tokens=budget,
     )
     assert engine.plugin is not None
-    scheduler: Any = engine.scheduler
-    is_ready = scheduler._handle_blocked_waiting_request
-    scheduler._handle_blocked_waiting_request = lambda each: each.request_id != "skipped" and is_ready(each)
+    _skip(engine)
     engine.add("long", 40, steps)
     for _ in range(20):
         engine.step()
@@ -660,6 +683,7 @@ SCENES: tuple[Callable[..., dict[str, Any]], ...] = (
     adapters,
     tenants,
     alone,
+    looked_at,
     passed_over,
     kept_by_connector,
 )

@@ -177,6 +177,12 @@ def test_a_call_that_vllm_skips_costs_others_ever_less(scenes: Any, budget: int,
     assert play(scenes, "passed_over", steps=600, budget=budget, is_async=is_async)["preemptions"] == 6
 
 
+def test_no_slot_is_freed_for_a_call_that_vllm_has_just_passed_over(scenes: Any) -> None:
+    """Not for 16 steps after vLLM has looked at it, whether or not the slot had been freed for it."""
+    early, late = play(scenes, "looked_at")["preemptions"]
+    assert early == 0 < late
+
+
 def test_ended_calls_whose_blocks_a_connector_holds_do_not_wait(scenes: Any) -> None:
     """They want no more memory, so a preemption beside them is as cheap as without them."""
     assert play(scenes, "kept_by_connector") == {"held": [True, True, True, False], "keeps": True}

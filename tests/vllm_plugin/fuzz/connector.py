@@ -40,6 +40,8 @@ class HostConnector(KVConnectorBase_V1):
         """The blocks that a request has without a load."""
         self._loading: dict[str, set[int]] = {}
         """What loads of several steps are under way, by request."""
+        self._given_up: set[str] = set()
+        """Requests whose load fails: vLLM counts its blocks against another one, which may never begin."""
         self.is_strict = False
         """Whether to fail if a load of a request begins that is preempted for the step, as vLLM does."""
 
@@ -61,6 +63,8 @@ class HostConnector(KVConnectorBase_V1):
         if is_later and (not under_way.isdisjoint(values[first:found]) or self._generator.random() < 0.05):
             # vLLM's own connector does not load again what it is loading; another one may not know yet.
             return None, False
+        if request.request_id in self._given_up:
+            return 0, False
         self._found[request.request_id] = first
         # The last token is always computed.
         found = min(found, (request.num_tokens - 1) // block_tokens)
@@ -74,6 +78,8 @@ class HostConnector(KVConnectorBase_V1):
             places = range(first, first + num_external_tokens // self._setup.block_tokens)
             held, values = blocks.get_block_ids()[0], [*self._blocks(request).items()]
             fails = self._setup.failures and self._generator.random() < 0.3
+            if fails:
+                self._given_up.add(request.request_id)
             kinds = ["blocks", "request"] if is_later else ["blocks"]
             self._loads.loads.append(
                 Load(

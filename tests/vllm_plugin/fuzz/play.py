@@ -461,8 +461,6 @@ def main() -> int:
     first, _, last = options.seeds.partition("-")
     seeds = range(int(first), int(last or first) + 1) if first else range(time.time_ns() // 1000, sys.maxsize)
     logging.getLogger("vllm").setLevel(logging.ERROR)
-    # It logs each load that fails.
-    logging.getLogger("vllm.v1.core.sched.scheduler").setLevel(logging.CRITICAL)
     init_none_hash(sha256)
     end = time.monotonic() + options.seconds
     tally = {"scripts": 0, "findings": 0, "upstream": 0, "preemptions": 0, "plain": 0, "faults": 0}
