@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections import Counter
 from dataclasses import replace
 from typing import Any
@@ -287,7 +288,10 @@ async def test_the_last_engine_is_never_paused() -> None:
         assert "up" in [engine["state"] for engine in (await rig.ask("GET", ""))[1]["engines"]]
 
 
-async def test_an_engine_that_answers_again_gets_calls_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_engine_that_answers_again_gets_calls_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
     monkeypatch.setattr(refusals, "PAUSE_S", 0.05)
     async with serving_pool(refusing(503), LISTED) as rig:
         handle = rig.app.state.components.pool.get("fake-0")
@@ -297,6 +301,8 @@ async def test_an_engine_that_answers_again_gets_calls_again(monkeypatch: pytest
         await until(lambda: not handle.refusals.is_paused)
         assert {(await rig.chat(f"p{at}"))[1] for at in range(4)} == {"fake-0", "fake-1"}
         assert handle.state == "up"
+        assert "fake-0 is refusing since" in caplog.text and "Z: 503 EngineDeadError" in caplog.text
+        assert "fake-0 refuses no calls any more" in caplog.text
 
 
 async def test_a_program_leaves_an_engine_that_fails_it() -> None:

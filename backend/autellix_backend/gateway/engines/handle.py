@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Mapping
 
@@ -26,6 +27,8 @@ from autellix_backend.reports.decoding import ReportError
 from autellix_backend.reports.report import EngineReport
 from autellix_backend.reports.snapshot import AdmissionSnapshot, EngineSnapshot
 from autellix_backend.settings import Settings
+
+logger = logging.getLogger(__name__)
 
 USUAL_SLOTS = 256
 """vLLM's default batch slots on most devices, for an engine whose number is unknown."""
@@ -115,7 +118,7 @@ class EngineHandle:
         self._metrics = metrics
         self._on_report, self._on_snapshot, self._on_link_change = on_report, on_snapshot, on_link_change
         self.supervisor = Supervisor(engine, limits, clock=clock)
-        self.refusals = Refusals(clock, on_change=metrics.engine_refusing.labels(engine.name).set)
+        self.refusals = Refusals(clock, on_change=self._on_refusing)
         self.queue = EngineQueue(
             engine=engine.name,
             ordering=make_ordering(engine, settings),
@@ -244,6 +247,13 @@ class EngineHandle:
             self._order_here()
             return
         self._forget()
+
+    def _on_refusing(self, is_refusing: bool) -> None:
+        self._metrics.engine_refusing.labels(self.name).set(is_refusing)
+        if is_refusing:
+            logger.warning("%s is %s", self.name, self.refusals.problem)
+        else:
+            logger.info("%s refuses no calls any more", self.name)
 
     def review(self) -> None:
         """Send, move or refuse queued calls, and cut off the sent ones if the engine has fallen silent."""
