@@ -26,6 +26,7 @@ from autellix_backend.core.call import Call
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.machine import Machine
 from autellix_backend.core.priority import Priority
+from autellix_backend.core.statistics import MIN_SAMPLES
 from autellix_backend.core.table import ProcessTable
 
 CAPACITY = 100
@@ -1026,6 +1027,49 @@ def test_the_engine_stands_still_no_longer_than_what_is_displaced_takes_to_prefi
     assert engine.review(after_s=still_s - 0.0001) == []
     assert engine.review(after_s=0.0002) == ["c1"]
     assert engine.active == "bc"
+
+
+@pytest.mark.parametrize(
+    ("gaps_s", "idle_s", "still_s"),
+    [
+        ([1.0] * MIN_GAPS + [40.0], 120.0, 5.0),
+        ([20.0] * MIN_GAPS, 120.0, LEAST_HOLD_S),
+        ([1.0] * (MIN_GAPS - 2) + [40.0], 120.0, LEAST_HOLD_S),
+        ([1.0] * MIN_GAPS + [40.0], 3.0, 3.0),
+    ],
+)
+def test_the_engine_waits_for_half_of_what_displacing_costs_where_that_is_more_than_a_gap(
+    gaps_s: list[float], idle_s: float, still_s: float
+) -> None:
+    """Ten seconds, to restore a third of a context; for a moment while gaps are unknown."""
+    engine = Engine(machine=make_machine(token_s=0.5, idle_s=idle_s))
+    for index, gap_s in enumerate([0.0, *gaps_s]):
+        engine.now += gap_s
+        engine.arrive(f"a{index}", 60, shared=60 if index else 0, class_name="coder")
+        engine.review()
+        engine.finish(f"a{index}", 60)
+    engine.arrive("b1", 60)
+
+    assert engine.review() == []
+    assert engine.admission.wake_s == pytest.approx(engine.now + still_s)
+    assert engine.review(after_s=still_s + 0.01) == ["b1"]
+
+
+def test_what_displacing_costs_is_what_prefill_adds_to_steps() -> None:
+    """A tenth of what the same tokens cost as work, so the engine waits for a tenth of the time."""
+    engine = Engine(machine=make_machine(token_s=0.5))
+    for number in range(2 * MIN_SAMPLES):
+        prefilled = number % 2 * 100
+        engine.machine.observe_step(prefilled or 2, 5.0 + 0.05 * prefilled, prefilled=prefilled)
+    for index in range(MIN_GAPS + 1):
+        engine.now += 0.1
+        engine.arrive(f"a{index}", 60, shared=60 if index else 0, class_name="coder")
+        engine.review()
+        engine.finish(f"a{index}", 60)
+    engine.arrive("b1", 60)
+
+    assert engine.review() == []
+    assert engine.admission.wake_s == pytest.approx(engine.now + 0.5)
 
 
 def test_a_program_larger_than_all_memory_takes_the_place_of_all_idle_ones(engine: Engine) -> None:

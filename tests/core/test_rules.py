@@ -18,7 +18,7 @@ from autellix_backend.core.place import Place
 from autellix_backend.core.policies.base import Policy, QueueInputs
 from autellix_backend.core.queues.base import Queue
 from autellix_backend.core.queues.programs import ProgramQueue
-from autellix_backend.core.statistics import ProgramStatistics, TokenCost
+from autellix_backend.core.statistics import PrefillCost, ProgramStatistics, TokenCost
 from autellix_backend.core.table import Program
 
 
@@ -89,6 +89,7 @@ def test_only_bounded_memory_is_allotted(name: str, kv_tokens: float) -> None:
             kv_tokens=kv_tokens,
             statistics=ProgramStatistics(),
             token_cost=TokenCost(0.005),
+            prefill=PrefillCost(),
             place_of=lambda program: Place(program.created_s),
             holding={},
         )

@@ -78,6 +78,7 @@ class Machine:
             fill=fill,
             statistics=self.table.statistics,
             token_cost=self.token_cost,
+            prefill=self.prefill,
             place_of=self.places.of,
             boosts=self.boost,
             holding=self.holding,

@@ -13,7 +13,7 @@ from autellix_backend.core.arrival import Context
 from autellix_backend.core.call import Call
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.place import NO_BOOSTS, Boosts, Place
-from autellix_backend.core.statistics import ProgramStatistics, TokenCost
+from autellix_backend.core.statistics import PrefillCost, ProgramStatistics, TokenCost
 from autellix_backend.core.table import Program
 
 NEVER_STEPS = 1 << 30
@@ -29,6 +29,8 @@ class AdmissionInputs:
     """The KV memory of the engine, in tokens."""
     statistics: ProgramStatistics
     token_cost: TokenCost
+    prefill: PrefillCost
+    """What prefilling costs the engine."""
     place_of: Callable[[Program], Place]
     """Returns the place of a program by the policy; the smallest key goes first."""
     holding: Mapping[str, Mapping[str, Call]]

@@ -31,8 +31,8 @@ GAP_SLACK = 1.05
 """A program is kept for a little longer than a gap that its class has made: the next may be as long."""
 MAX_CLASSES = 256
 LEAST_HOLD_S = 0.1
-"""Idle programs stay active at least so long where their contexts would be loaded, and at most so long where
-the engine stands still for them: many clients only pass an answer on to the next call."""
+"""Idle programs stay active at least so long where their contexts would be loaded, and where the engine has
+nothing else to do and displacing them is cheap: many clients only pass an answer on to the next call."""
 
 
 class ClassGaps:
@@ -52,6 +52,11 @@ class ClassGaps:
             # The tenant with the most classes, so that none drives out those of others.
             most = Counter(tenant for tenant, _ in self._gaps).most_common(1)[0][0]
             del self._gaps[next(key for key in self._gaps if key[0] == most)]
+
+    def mean_s(self, tenant: str, class_name: str) -> float | None:
+        """Return the mean gap of a class; None if too few were seen."""
+        gaps = self._gaps.get((tenant, class_name), ())
+        return sum(gaps) / len(gaps) if len(gaps) >= MIN_GAPS else None
 
     def cheapest_hold_s(self, tenant: str, class_name: str, eviction_s: float) -> float | None:
         """Return how long to keep an idle program so that its gaps would have cost least.

@@ -46,6 +46,8 @@ STARVING_FILLS = 4.0
 """And not before this multiple of the time in which the engine prefills all of its memory."""
 RESCUE_SHARE = 0.05
 """The share of the engine's time that taking memory for starving programs may cost."""
+STANDSTILL_SHARE = 0.5
+"""How long the engine stands still for idle programs, as a share of what displacing them would cost."""
 MAX_PASSED = 64
 """The most programs that are passed over in one review, which bounds its cost."""
 
@@ -263,9 +265,8 @@ class MemoryReview:
     def _break_standstill(self, now: float) -> None:
         """Where no active program has a call that goes on, activate the first that waits.
 
-        It takes the place of the longest idle ones. The engine stands still for as long as that costs at
-        most, and never for long: some of them may return in a moment. Paused ones keep their memory: whether
-        there is enough beside them, only the engine knows, block by block.
+        It takes the place of the longest idle ones, for which the engine stands still for a while. Paused
+        ones keep their memory: whether there is enough beside them, only the engine knows, block by block.
         """
         memory = self._memory
         while memory.inactive and not memory.active.is_live:
@@ -276,7 +277,7 @@ class MemoryReview:
             idle = [context for context in memory.active.contexts.values() if not context.calls]
             idle.sort(key=attrgetter("since_s"))
             if idle and self._waits_at_standstill:
-                wake_s = idle[-1].since_s + min(LEAST_HOLD_S, self._displacing_s(first, idle))
+                wake_s = idle[-1].since_s + self._standstill_s(first, idle)
                 if now < wake_s:
                     self.wake_s = wake_s
                     return
@@ -287,13 +288,27 @@ class MemoryReview:
             memory.make_host_room(first)
             memory.activate(first)
 
+    def _standstill_s(self, first: ProgramContext, idle: list[ProgramContext]) -> float:
+        """Return how long the engine stands still for idle programs before it displaces some of them.
+
+        Displacing them frees their memory for about a gap. Where that is worth less than restoring them, the
+        engine waits for a part of the price: by the ski rental rule of `idle` for all of it, but the program
+        that waits would also fill the batch. While gaps are unknown, it waits for a moment only.
+        """
+        cost_s = self._displacing_s(first, idle)
+        gaps_s = [self._idle.gaps.mean_s(each.tenant, each.program.class_name) for each in idle]
+        known_s = [gap_s for gap_s in gaps_s if gap_s is not None]
+        if len(known_s) < len(idle) or cost_s <= sum(known_s) / len(known_s):
+            return min(LEAST_HOLD_S, cost_s)
+        return min(STANDSTILL_SHARE * cost_s, self._idle.longest_s)
+
     def _displacing_s(self, program: ProgramContext, idle: list[ProgramContext]) -> float:
         """Return the seconds to restore what a program would displace of idle ones, the first ones first."""
         lack, cost_s = self._memory.lack_tokens(program), 0.0
         for context in idle:
             if lack <= 0:
                 break
-            cost_s += self._costs.restore_s(context) * min(1.0, lack / max(1, context.own_tokens))
+            cost_s += self._costs.recompute_s(context) * min(1.0, lack / max(1, context.own_tokens))
             lack -= context.own_tokens
         return cost_s
 

@@ -50,7 +50,7 @@ class WorkingSetAdmission(Admission):
             config.kv_share * inputs.kv_tokens, inputs.fill, inputs.holding, inputs.boosts
         )
         self._kv_tokens = inputs.kv_tokens
-        self._costs = ContextCosts(inputs.token_cost)
+        self._costs = ContextCosts(inputs.token_cost, inputs.prefill)
         self.idle = IdleLimits(self.memory.capacity_tokens, config.idle_s, self._costs)
         self._review = MemoryReview(
             self.memory,
