@@ -10,6 +10,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 from autellix_backend.observe.settled_call import Outcome, SettledCall
 
@@ -70,7 +71,7 @@ class EventLines:
         self._lines = 0
         self._missing = 0
 
-    def write(self, level: int, text: str, fields: Mapping[str, object]) -> None:
+    def write(self, level: int, text: str, fields: Mapping[str, object] = MappingProxyType({})) -> None:
         """Write a line with the fields that are not None, or count it as missing."""
         second = int(self._clock())
         if second != self._second:

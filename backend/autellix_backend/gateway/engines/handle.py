@@ -23,6 +23,7 @@ from autellix_backend.gateway.engines.snapshots import LatestSnapshots
 from autellix_backend.gateway.engines.upstream import Upstream
 from autellix_backend.gateway.errors import OverloadedError
 from autellix_backend.observe.metrics import EngineGauges, GatewayMetrics
+from autellix_backend.observe.operator_log import EventLines
 from autellix_backend.reports.decoding import ReportError
 from autellix_backend.reports.report import EngineReport
 from autellix_backend.reports.snapshot import AdmissionSnapshot, EngineSnapshot
@@ -116,6 +117,7 @@ class EngineHandle:
         self.clock = clock
         self._settings = settings
         self._metrics = metrics
+        self._refusal_lines = EventLines(logger)
         self._on_report, self._on_snapshot, self._on_link_change = on_report, on_snapshot, on_link_change
         self.supervisor = Supervisor(engine, limits, clock=clock)
         self.refusals = Refusals(clock, on_change=self._on_refusing)
@@ -251,9 +253,9 @@ class EngineHandle:
     def _on_refusing(self, is_refusing: bool) -> None:
         self._metrics.engine_refusing.labels(self.name).set(is_refusing)
         if is_refusing:
-            logger.warning("%s is %s", self.name, self.refusals.problem)
+            self._refusal_lines.write(logging.WARNING, f"{self.name} is {self.refusals.problem}")
         else:
-            logger.info("%s refuses no calls any more", self.name)
+            self._refusal_lines.write(logging.INFO, f"{self.name} refuses no calls any more")
 
     def review(self) -> None:
         """Send, move or refuse queued calls, and cut off the sent ones if the engine has fallen silent."""
