@@ -31,7 +31,8 @@ OFFSET = 1000
 LONG, SHORT = 150, 8
 HOLDING = 1500
 """Output tokens of a call that lasts for several of the engine's snapshots."""
-PATIENCE_S = 120.0
+CALL_S = 600.0
+"""More than such a call takes that waits for another one, on a busy machine."""
 WAITING = "waiting_for_slot"
 
 
@@ -106,7 +107,7 @@ def gateways(engine: Server, folder: Path) -> Iterator[list[Server]]:
 
 @asynccontextmanager
 async def client() -> AsyncIterator[aiohttp.ClientSession]:
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=PATIENCE_S)) as session:
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=CALL_S)) as session:
         yield session
 
 
