@@ -58,7 +58,8 @@ def sdk() -> Iterator[None]:
 @pytest.fixture
 def agent(sdk: None, backend: Recording, monkeypatch: pytest.MonkeyPatch) -> Iterator[Agent]:
     """One who calls the backend, which the client has been told of."""
-    # On a busy machine the backend of a test may take longer than a client should wait; what is told once is lost.
+    # On a busy machine the backend of a test may take longer than a client should wait;
+    # what is told once is lost.
     monkeypatch.setattr("autellix._sessions.upkeep.PATIENCE_S", PATIENCE_S)
     autellix.configure(backend.url)
     agent = Agent(backend)

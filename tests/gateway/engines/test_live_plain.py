@@ -13,7 +13,7 @@ from typing import Any
 import aiohttp
 import pytest
 from tests.drills.processes import Server, Spec
-from tests.gateway.test_live_links import PATIENCE_S, START_S, client
+from tests.gateway.test_live_links import CALL_S, START_S, client
 from tests.ports import free_port
 
 from autellix_backend.engines.probe import read_queue
@@ -91,7 +91,7 @@ async def run_program(session: aiohttp.ClientSession, url: str, number: int, see
 
 async def until_known(session: aiohttp.ClientSession, gateway: Server) -> None:
     """Wait until the gateway knows that this engine reports nothing."""
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(CALL_S):
         while (
             "ordered by the gateway (boost) once calls wait there"
             not in (row := await engine_of(session, gateway))["scheduling"]
@@ -119,7 +119,7 @@ async def test_the_gateway_holds_the_calls_that_find_no_slot_in_a_plain_vllm(
             *(run_program(session, before_it.url, number, seen) for number in range(PROGRAMS))
         )
         # Calls that were sent before the bound was learned wait in the engine at first.
-        async with asyncio.timeout(3 * PATIENCE_S):
+        async with asyncio.timeout(CALL_S):
             while not seen.is_set():
                 row, lengths = await asyncio.gather(
                     engine_of(session, before_it), read_queue(plain.url, 10.0)
