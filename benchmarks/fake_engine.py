@@ -9,10 +9,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import sys
+from pathlib import Path
 
 import uvloop
 
-from autellix_lab.fakes.engine import FakeBehaviour, FakeEngine
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tests.fakes.engine import FakeBehaviour, FakeEngine
 
 TOKEN_DELAY_S = 0.002
 """Without a pause between them the tokens of a stream would come in one piece."""

@@ -31,7 +31,9 @@ import aiohttp
 from peers import peer
 from proxies import Proxy, command, free_port
 
-from autellix_lab.fakes.engine import MODEL_NAME
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tests.fakes.engine import MODEL_NAME
 
 CHAT = "/v1/chat/completions"
 CALL_LIMIT_S = 120.0

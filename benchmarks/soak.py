@@ -44,7 +44,10 @@ from autellix_backend.gateway.identity.running_sessions import SESSION_TTL_S
 from autellix_backend.settings import GatewaySettings, Settings
 from autellix_backend.stores.base import CallEnd, CallStart, Inherited
 from autellix_backend.stores.memory import MemoryStore
-from autellix_lab.fakes.engine import FakeBehaviour, FakeEngine, Fault
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tests.fakes.engine import FakeBehaviour, FakeEngine, Fault
 
 FAULTS = {
     Fault.ERROR: 0.02,

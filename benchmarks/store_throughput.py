@@ -33,10 +33,10 @@ from autellix_backend.stores.factory import make_store
 from autellix_backend.stores.redis import RedisStore
 from autellix_backend.stores.redis_scripts import RedisScripts
 from autellix_backend.stores.table_clock import TableClock
-from autellix_lab.fakes.engine import FakeBehaviour, FakeEngine
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from tests.fakes.engine import FakeBehaviour, FakeEngine
 from tests.redis_server import RedisServer, find_server
 
 CHAT = "/v1/chat/completions"

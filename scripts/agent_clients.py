@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from autellix_lab.fakes.agent_turns import CLOSING
+from tests.fakes.agent_turns import CLOSING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

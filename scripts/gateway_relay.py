@@ -16,9 +16,9 @@ from pathlib import Path
 import aiohttp
 from aiohttp import web
 
-from autellix_lab.fakes.agent_engine import MAX_AGENT_BODY_BYTES
 from autellix_wire.headers import IDENTITY_SOURCE, PROGRAM_ID
 
+MAX_BODY_BYTES = 64 * 2**20
 HOP_BY_HOP = {"host", "content-length", "transfer-encoding", "connection", "keep-alive", "accept-encoding"}
 
 
@@ -46,7 +46,7 @@ class Relay:
     @asynccontextmanager
     async def listening(self) -> AsyncIterator[Relay]:
         """Listen on a free port of the loopback address."""
-        app = web.Application(client_max_size=MAX_AGENT_BODY_BYTES)
+        app = web.Application(client_max_size=MAX_BODY_BYTES)
         app.router.add_route("*", "/{task}/{path:.*}", self._pass)
         runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
         await runner.setup()

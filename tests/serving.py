@@ -12,10 +12,10 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import uvicorn
+from tests.fakes.engine import FakeEngine
 from tests.waiting import PATIENCE_S, until
 
 from autellix_backend.cli.server import server_config
-from autellix_lab.fakes.engine import FakeEngine
 
 SHUTDOWN_S = 2
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.fakes.engine import FakeBehaviour
 from tests.gateway.engines.pools import serving_pool
 
 from autellix_backend.cli.announcements import note_models, note_noise, note_tool_parser
 from autellix_backend.engines.replica import VllmReplica
 from autellix_backend.settings import EngineSettings, Settings
-from autellix_lab.fakes.engine import FakeBehaviour
 
 
 @pytest.mark.parametrize(("model", "is_noise"), [("demo", True), ("Qwen/Qwen3-8B", False), (None, False)])

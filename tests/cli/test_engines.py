@@ -9,13 +9,13 @@ from collections.abc import Callable
 
 import aiohttp
 import pytest
+from tests.fakes.engine import FakeBehaviour, FakeEngine
 from tests.serving import listening
 from tests.waiting import until
 
 from autellix_backend.cli.main import main
 from autellix_backend.gateway.app import create_app
 from autellix_backend.settings import Settings
-from autellix_lab.fakes.engine import FakeBehaviour, FakeEngine
 
 
 def at_work(use: Callable[[str, str], None]) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from tests.fakes.engine import FakeBehaviour, FakeEngine
 from tests.redis_server import RedisServer
 from tests.waiting import PATIENCE_S, until
 
@@ -29,7 +30,6 @@ from autellix_backend.engines.replica import VllmReplica
 from autellix_backend.gateway.tenancy.tenants import key_line, new_key
 from autellix_backend.settings import EngineSettings, GatewaySettings, Settings, StoreSettings
 from autellix_lab.demo import model as demo_model
-from autellix_lab.fakes.engine import FakeBehaviour, FakeEngine
 
 FAKE_SERVER = (sys.executable, "-S", str(Path(__file__).parents[1] / "engines" / "fake_server.py"))
 BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}

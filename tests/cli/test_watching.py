@@ -21,6 +21,7 @@ from typing import Any
 import aiohttp
 import pytest
 from rich.console import Console
+from tests.fakes.engine import FakeBehaviour, FakeEngine
 from tests.gateway.snapshots import snapshot, standing
 from tests.serving import listening
 from tests.waiting import PATIENCE_S, until
@@ -32,7 +33,6 @@ from autellix_backend.cli.why import explanation
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.gateway.app import create_app
 from autellix_backend.settings import Settings
-from autellix_lab.fakes.engine import FakeBehaviour, FakeEngine
 
 CHAT = "/v1/chat/completions"
 BODY = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}

@@ -18,6 +18,7 @@ import httpx
 import openai
 import pytest
 from tests.client import switched_on
+from tests.fakes.engine import MODEL_NAME, FakeEngine
 from tests.ports import free_port
 from tests.serving import listening
 from tests.waiting import PATIENCE_S
@@ -27,7 +28,6 @@ from autellix_backend.engines.base import EngineKind
 from autellix_backend.engines.remote import RemoteEngine
 from autellix_backend.gateway.app import create_app
 from autellix_backend.settings import EngineSettings, Settings
-from autellix_lab.fakes.engine import MODEL_NAME, FakeEngine
 
 ROUTER = os.environ.get("AUTELLIX_PRODUCTION_STACK")
 MESSAGES: Any = [{"role": "user", "content": "hello"}]

@@ -7,10 +7,14 @@ import asyncio
 import json
 import os
 import signal
+import sys
 from pathlib import Path
 
 from autellix_backend.reports.report import EngineReport
-from autellix_lab.fakes.engine import FakeBehaviour, FakeEngine
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from tests.fakes.engine import FakeBehaviour, FakeEngine
 
 
 async def serve(port: int, ledger: Path, behaviour: FakeBehaviour) -> None:

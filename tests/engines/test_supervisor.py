@@ -15,6 +15,7 @@ from unittest.mock import patch
 
 import pytest
 from tests.engines.test_replica import make_replica, read_pids
+from tests.fakes.engine import FakeBehaviour, FakeEngine
 from tests.other_processes import is_running
 from tests.waiting import PATIENCE_S, until
 
@@ -22,7 +23,6 @@ from autellix_backend.engines import supervisor
 from autellix_backend.engines.base import Engine, EngineError, EngineUnreachableError
 from autellix_backend.engines.supervisor import EngineChange, EngineState, RestartPlan, Supervisor
 from autellix_backend.settings import EngineSettings
-from autellix_lab.fakes.engine import FakeBehaviour, FakeEngine
 
 UP, DOWN, RESTARTING, FAILED = EngineState.UP, EngineState.DOWN, EngineState.RESTARTING, EngineState.FAILED
 QUICK = {"RESTART_DELAY_S": 0.01, "PROBE_PERIOD_S": 0.02, "PROBE_TIMEOUT_S": 30.0}

@@ -15,6 +15,7 @@ pytest.importorskip("autellix_backend", reason="the client's tests run without t
 from tests.conftest import LIVE_STARTUP_S
 from tests.examples.runner import run
 from tests.examples.test_examples import TWO_QUESTIONS, needs
+from tests.fakes.engine import FakeEngine
 from tests.serving import serving_thread
 from tests.waiting import wait_until
 
@@ -22,7 +23,6 @@ from autellix_backend.engines.replica import VllmReplica
 from autellix_backend.gateway.app import create_app
 from autellix_backend.gateway.http.history import HISTORY_PATH
 from autellix_backend.settings import EngineSettings, Settings
-from autellix_lab.fakes.engine import FakeEngine
 from autellix_wire.paths import PROGRAMS_PATH
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from autellix_lab.fakes.engine import CHAT_PATH, MESSAGES_PATH, RESPONSES_PATH
+from tests.fakes.engine import CHAT_PATH, MESSAGES_PATH, RESPONSES_PATH
 
 SYSTEM, TASK, RESULT = "You are a careful agent.", "Fix the failing test.", "3 lines"
 PARAMETERS = {

@@ -13,6 +13,7 @@ from typing import Any
 import aiohttp
 import pytest
 from fastapi import FastAPI
+from tests.fakes.engine import FakeBehaviour, FakeEngine
 from tests.gateway.usage import check_usage, reserved_calls
 from tests.serving import listening
 from tests.waiting import until
@@ -32,7 +33,6 @@ from autellix_backend.settings import (
     TenantLimits,
 )
 from autellix_backend.stores.memory import MemoryStore
-from autellix_lab.fakes.engine import FakeBehaviour, FakeEngine
 
 CHAT = "/v1/chat/completions"
 HELLO: dict[str, Any] = {"model": "autellix.fake-model", "messages": [{"role": "user", "content": "hello"}]}

@@ -11,13 +11,13 @@ from typing import Any
 
 import aiohttp
 import pytest
+from tests.fakes.engine import CHAT_PATH, RESPONSES_PATH, FakeBehaviour, FakeEngine
 from tests.gateway.agents import AGENTS, Agent, Task, fork
 from tests.redis_server import RedisServer
 from tests.serving import listening
 
 from autellix_backend.gateway.app import create_app
 from autellix_backend.settings import BalancerSettings, Settings, StoreSettings
-from autellix_lab.fakes.engine import CHAT_PATH, RESPONSES_PATH, FakeBehaviour, FakeEngine
 
 CALLS = 3
 TASKS = 20

@@ -10,6 +10,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from tests.fakes.engine import FakeBehaviour, FakeEngine, Fault
 from tests.waiting import PATIENCE_S, until
 
 from autellix_backend.core.policies import make_policy
@@ -19,7 +20,6 @@ from autellix_backend.gateway.app import create_app
 from autellix_backend.observe.metrics import GatewayMetrics
 from autellix_backend.settings import ObserveSettings, Settings
 from autellix_backend.stores.memory import MemoryStore
-from autellix_lab.fakes.engine import FakeBehaviour, FakeEngine, Fault
 
 CHAT = "/v1/chat/completions"
 SESSIONS = "/autellix/v1/sessions"

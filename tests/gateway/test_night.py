@@ -16,6 +16,7 @@ import pytest
 import redis
 import yaml
 from fastapi import FastAPI
+from tests.fakes.engine import FakeBehaviour, FakeEngine, Fault
 from tests.gateway.conftest import CHAT, HELLO
 from tests.redis_server import RedisServer
 from tests.serving import listening
@@ -36,7 +37,6 @@ from autellix_backend.settings import (
     Settings,
     StoreSettings,
 )
-from autellix_lab.fakes.engine import FakeBehaviour, FakeEngine, Fault
 
 ROOT = Path(__file__).parents[2]
 GUIDE = ROOT / "docs" / "guides" / "failures.md"

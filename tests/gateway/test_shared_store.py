@@ -11,6 +11,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from tests.fakes.engine import FakeBehaviour, FakeEngine, Fault
 from tests.gateway.conftest import CHAT, HELLO
 from tests.gateway.snapshots import snapshot, standing
 from tests.redis_server import RedisServer
@@ -20,7 +21,6 @@ from tests.waiting import until
 from autellix_backend.gateway.app import create_app
 from autellix_backend.gateway.classes import LEAST_PROGRAMS
 from autellix_backend.settings import GatewaySettings, Settings, StoreSettings, TenantLimits
-from autellix_lab.fakes.engine import FakeBehaviour, FakeEngine, Fault
 
 IDS = {"X-Autellix-Program-ID": "shared", "X-Autellix-Session-ID": "s"}
 

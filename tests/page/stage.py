@@ -14,6 +14,7 @@ from typing import Any
 
 import aiohttp
 from fastapi import FastAPI
+from tests.fakes.engine import FakeBehaviour, FakeEngine, Fault
 from tests.gateway.snapshots import snapshot, standing
 from tests.observe.settled_calls import settled_call
 from tests.serving import listening
@@ -28,7 +29,6 @@ from autellix_backend.observe.settled_call import Outcome, SettledCall
 from autellix_backend.reports.snapshot import AdmissionSnapshot, DemandSnapshot, EngineSnapshot
 from autellix_backend.settings import EngineSettings, GatewaySettings, Settings
 from autellix_backend.stores.base import CallStart
-from autellix_lab.fakes.engine import FakeBehaviour, FakeEngine, Fault
 
 CHAT = "/v1/chat/completions"
 SYSTEM_NAMES = ("react", "research", "map-reduce", "coder")

@@ -10,12 +10,12 @@ from typing import Any
 import aiohttp
 import openai
 import pytest
+from tests.fakes.engine import FakeBehaviour, Fault
 from tests.stores.tables import all_programs
 
 from autellix_backend.gateway.calls.dialects import DIALECTS, Dialect
 from autellix_backend.gateway.calls.sse import read_event
 from autellix_backend.gateway.errors import ErrorShape
-from autellix_lab.fakes.engine import FakeBehaviour, Fault
 
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "hello"}]},

@@ -10,6 +10,7 @@ from typing import Any
 
 import openai
 import pytest
+from tests.fakes.engine import FakeBehaviour, Fault
 from tests.raw_engine import RawEngine, raw_engine, whole
 from tests.stores.tables import all_programs
 from tests.waiting import until
@@ -21,7 +22,6 @@ from autellix_backend.gateway.engines.upstream import AT_ONCE_S, EngineResetErro
 from autellix_backend.gateway.errors import EngineAnswerError, EngineUnavailableError
 from autellix_backend.observe.metrics import GatewayMetrics
 from autellix_backend.settings import Settings
-from autellix_lab.fakes.engine import FakeBehaviour, Fault
 
 CHAT = "/v1/chat/completions"
 HELLO: dict[str, Any] = {"model": "autellix.fake-model", "messages": [{"role": "user", "content": "hello"}]}

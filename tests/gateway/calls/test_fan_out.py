@@ -7,12 +7,12 @@ import re
 from typing import Any
 
 import pytest
+from tests.fakes.engine import FakeBehaviour
 
 from autellix_backend.gateway.calls import outbound
 from autellix_backend.gateway.calls.body import parse_body
 from autellix_backend.gateway.calls.dialects import DIALECTS
 from autellix_backend.reports.request_ids import args_in, marked_id
-from autellix_lab.fakes.engine import FakeBehaviour
 from autellix_wire import engine_args
 
 CHAT = "/v1/chat/completions"

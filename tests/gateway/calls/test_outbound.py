@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from tests.fakes.engine import FakeEngine
 
 from autellix_backend.engines.base import EngineKind
 from autellix_backend.gateway.calls.body import parse_body
@@ -17,7 +18,6 @@ from autellix_backend.gateway.calls.outbound import (
     engine_body,
     engine_headers,
 )
-from autellix_lab.fakes.engine import FakeEngine
 
 ORDERS: dict[str, Any] = {
     "priority": -9,

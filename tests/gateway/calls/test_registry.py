@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.fakes.engine import FakeBehaviour, Fault
 from tests.gateway.engine_reports import report_of
 from tests.gateway.open_calls import arrived_call
 from tests.observe.settled_calls import TRACEPARENT
@@ -20,7 +21,6 @@ from autellix_backend.observe.metrics import GatewayMetrics
 from autellix_backend.observe.settled_call import Outcome
 from autellix_backend.settings import ObserveSettings
 from autellix_backend.stores.memory import MemoryStore
-from autellix_lab.fakes.engine import FakeBehaviour, Fault
 
 
 def make_registry(report_wait_s: float = 0.0) -> CallRegistry:

@@ -10,6 +10,7 @@ from typing import Any
 
 import aiohttp
 from fastapi import FastAPI
+from tests.fakes.engine import FakeBehaviour, FakeEngine
 from tests.serving import listening
 from tests.waiting import PATIENCE_S, until
 
@@ -18,7 +19,6 @@ from autellix_backend.core.policies import make_policy
 from autellix_backend.gateway.app import create_app
 from autellix_backend.settings import BalancerSettings, EngineSettings, GatewaySettings, Settings
 from autellix_backend.stores.memory import MemoryStore
-from autellix_lab.fakes.engine import FakeBehaviour, FakeEngine
 
 CHAT = "/v1/chat/completions"
 ENGINES = "/autellix/v1/engines"

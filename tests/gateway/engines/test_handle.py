@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from tests.fakes.engine import FakeEngine
 from tests.gateway.engine_reports import report_of
 from tests.gateway.snapshots import snapshot, standing
 
@@ -12,7 +13,6 @@ from autellix_backend.gateway.app import create_app
 from autellix_backend.gateway.engines.handle import EngineHandle
 from autellix_backend.reports.snapshot import AdmissionSnapshot, DemandSnapshot
 from autellix_backend.settings import Settings
-from autellix_lab.fakes.engine import FakeEngine
 
 DOWN = EngineChange(engine="fake", state=EngineState.DOWN, reason="gone")
 

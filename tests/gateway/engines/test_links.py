@@ -10,6 +10,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from tests.fakes.engine import FakeBehaviour, FakeEngine
 from tests.gateway.engines.rig import GatewayRig
 from tests.gateway.snapshots import snapshot, standing
 from tests.report_links import SECRET, free_address
@@ -21,7 +22,6 @@ from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.engines import supervisor
 from autellix_backend.gateway.app import create_app
 from autellix_backend.settings import EngineSettings, GatewaySettings, Settings
-from autellix_lab.fakes.engine import FakeBehaviour, FakeEngine
 
 CHAT = "/v1/chat/completions"
 SLOW = FakeBehaviour(token_delay_s=0.05, output_tokens=1000)

@@ -6,12 +6,12 @@ import asyncio
 from typing import Any
 
 import pytest
+from tests.fakes.engine import FakeBehaviour, FakeEngine
 from tests.gateway.engines.pools import CHAT, PROGRAM, PoolRig, serving_pool
 from tests.waiting import until
 
 from autellix_backend.gateway.engines import models
 from autellix_backend.gateway.engines.model_groups import groups_of
-from autellix_lab.fakes.engine import FakeBehaviour, FakeEngine
 
 LARGE, SMALL = FakeBehaviour(models=("large",)), FakeBehaviour(models=("small",))
 

@@ -7,13 +7,13 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from tests.fakes.engine import FakeBehaviour, FakeEngine
 from tests.gateway.engines.pools import CHAT, PROGRAM, serving_pool
 from tests.waiting import until
 
 from autellix_backend.engines import supervisor
 from autellix_backend.engines.base import EngineUnreachableError
 from autellix_backend.gateway.engines import handle
-from autellix_lab.fakes.engine import FakeBehaviour, FakeEngine
 
 
 @pytest.fixture(autouse=True)

@@ -10,11 +10,11 @@ from typing import Any
 
 import openai
 import pytest
+from tests.fakes.engine import FakeBehaviour, FakeEngine, Fault
 from tests.waiting import PATIENCE_S, until
 
 from autellix_backend.engines import supervisor
 from autellix_backend.gateway.engines import handle, pool
-from autellix_lab.fakes.engine import FakeBehaviour, FakeEngine, Fault
 
 CHAT = "/v1/chat/completions"
 HELLO: dict[str, Any] = {"model": "autellix.fake-model", "messages": [{"role": "user", "content": "hello"}]}

@@ -11,6 +11,8 @@ from typing import Any
 
 import openai
 import pytest
+from tests.fakes import engine as fakes
+from tests.fakes.engine import FakeBehaviour
 from tests.gateway.engines.pools import CHAT, PROGRAM, PoolRig, serving_pool
 from tests.raw_engine import STREAM, chunk, raw_engine, whole
 from tests.waiting import until
@@ -29,8 +31,6 @@ from autellix_backend.gateway.engines.refusals import (
     retry_after_s,
     words_of,
 )
-from autellix_lab.fakes import engine as fakes
-from autellix_lab.fakes.engine import FakeBehaviour
 
 LISTED = FakeBehaviour(models=("m",))
 SEVERAL = 20

@@ -7,6 +7,7 @@ import socket
 from dataclasses import replace
 
 import pytest
+from tests.fakes.engine import FakeBehaviour, Fault
 from tests.gateway.engines.pools import CHAT, PROGRAM, PoolRig, serving_pool
 from tests.waiting import until
 
@@ -16,7 +17,6 @@ from autellix_backend.gateway.engines import upstream
 from autellix_backend.gateway.errors import EngineUnavailableError
 from autellix_backend.observe.metrics import GatewayMetrics
 from autellix_backend.settings import Settings
-from autellix_lab.fakes.engine import FakeBehaviour, Fault
 
 ANSWERS = FakeBehaviour()
 HANGS = FakeBehaviour(fault=Fault.HANG)

@@ -8,6 +8,7 @@ import socket
 from typing import Any
 
 import pytest
+from tests.fakes.engine import FakeEngine
 from tests.gateway.calls.test_bad_answers import EVENT, gateway
 from tests.raw_engine import STREAM, chunk
 from tests.waiting import PATIENCE_S, until
@@ -16,7 +17,6 @@ from autellix_backend.gateway.engines import upstream
 from autellix_backend.gateway.errors import InvalidRequestError
 from autellix_backend.observe.metrics import GatewayMetrics
 from autellix_backend.settings import Settings
-from autellix_lab.fakes.engine import FakeEngine
 
 CHAT = "/v1/chat/completions"
 HELLO: dict[str, Any] = {"model": "autellix.fake-model", "messages": [{"role": "user", "content": "hello"}]}

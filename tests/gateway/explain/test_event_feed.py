@@ -8,6 +8,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from tests.fakes.engine import FakeBehaviour
 from tests.gateway.snapshots import snapshot, standing
 from tests.waiting import PATIENCE_S
 
@@ -15,7 +16,6 @@ from autellix_backend.gateway.explain import event_feed as events
 from autellix_backend.gateway.explain.event_feed import EventFeed
 from autellix_backend.gateway.http import events as events_api
 from autellix_backend.gateway.tenancy.tenants import Tenant
-from autellix_lab.fakes.engine import FakeBehaviour
 
 EVENTS = "/autellix/v1/events"
 ADMIN = Tenant(is_admin=True)

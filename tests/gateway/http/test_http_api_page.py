@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from tests.fakes.engine import FakeEngine
+
 from autellix_backend.gateway import errors
 from autellix_backend.gateway.app import create_app
 from autellix_backend.gateway.calls.dialects import DIALECTS
 from autellix_backend.gateway.errors import ANTHROPIC_TYPES, GatewayError
 from autellix_backend.gateway.http.openapi import openapi_document
 from autellix_backend.settings import Settings
-from autellix_lab.fakes.engine import FakeEngine
 
 PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "http-api.md").read_text(encoding="utf-8")
 

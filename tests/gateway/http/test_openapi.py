@@ -13,13 +13,13 @@ from hypothesis import HealthCheck, Phase, settings
 from schemathesis import checks
 from schemathesis.specs.openapi import checks as openapi_checks
 from starlette.routing import Route
+from tests.fakes.engine import FakeEngine
 from tests.serving import serving_thread
 
 from autellix_backend.gateway.app import create_app
 from autellix_backend.gateway.http.bodies import MAX_CONTROL_BYTES
 from autellix_backend.gateway.http.openapi import openapi_document
 from autellix_backend.settings import GatewaySettings, Settings
-from autellix_lab.fakes.engine import FakeEngine
 
 MAX_EXAMPLES = 8
 """Requests of each kind (of sound values, of broken ones) to each path."""

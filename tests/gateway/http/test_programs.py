@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from tests.fakes.engine import FakeBehaviour
 from tests.gateway.snapshots import snapshot, standing
 from tests.waiting import PATIENCE_S
 
 from autellix_backend.reports.snapshot import CallSnapshot
-from autellix_lab.fakes.engine import FakeBehaviour
 
 PROGRAMS = "/autellix/v1/programs"
 ENGINES = "/autellix/v1/engines"

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.fakes.engine import FakeBehaviour, Fault
 from tests.gateway.snapshots import NOW, open_call, overview, program, snapshot, standing
 
 from autellix_backend.gateway.http.timeline import MAX_OPEN_CALLS, living_program, open_spans
 from autellix_backend.gateway.tenancy.tenants import key_line
-from autellix_lab.fakes.engine import FakeBehaviour, Fault
 
 PROGRAMS = "/autellix/v1/programs"
 BEGAN = NOW - 5.0

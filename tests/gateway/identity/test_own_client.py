@@ -9,6 +9,7 @@ from typing import Any
 import openai
 import pytest
 from tests.client import switched_on
+from tests.fakes.engine import FakeEngine
 from tests.serving import serving_thread
 from tests.waiting import wait_until
 
@@ -16,7 +17,6 @@ import autellix
 from autellix_backend.gateway.app import create_app
 from autellix_backend.gateway.tenancy.tenants import key_line, new_key
 from autellix_backend.settings import GatewaySettings, Settings
-from autellix_lab.fakes.engine import FakeEngine
 
 MESSAGES: Any = [{"role": "user", "content": "hello"}]
 

@@ -7,13 +7,13 @@ import json
 from typing import Any
 
 import pytest
+from tests.fakes.engine import FakeBehaviour
 from tests.gateway.calls.test_bad_answers import BODIES, gateway
 from tests.gateway.usage import check_usage
 from tests.raw_engine import OK, STREAM, chunk, whole
 
 from autellix_backend.gateway.calls.dialects import DIALECTS
 from autellix_backend.settings import TenantLimits
-from autellix_lab.fakes.engine import FakeBehaviour
 
 CHAT, RESPONSES, MESSAGES, EMBEDDINGS = (
     "/v1/chat/completions",

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from tests.fakes.engine import FakeBehaviour, Fault
 from tests.gateway.usage import check_usage, counted_programs
 
 from autellix_backend.core.policies import make_policy
@@ -31,7 +32,6 @@ from autellix_backend.gateway.tenancy.tenants import Tenant
 from autellix_backend.settings import TenantLimits
 from autellix_backend.stores.base import CallEnd, CallStart
 from autellix_backend.stores.memory import MemoryStore
-from autellix_lab.fakes.engine import FakeBehaviour, Fault
 
 CHAT = "/v1/chat/completions"
 HELLO: dict[str, Any] = {"model": "autellix.fake-model", "messages": [{"role": "user", "content": "hello"}]}

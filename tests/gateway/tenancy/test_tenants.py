@@ -10,6 +10,7 @@ import openai
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.fakes.engine import FakeEngine
 
 from autellix_backend.gateway.app import create_app
 from autellix_backend.gateway.errors import InvalidKeyError
@@ -23,7 +24,6 @@ from autellix_backend.settings import (
     TenantLimits,
     fields_of,
 )
-from autellix_lab.fakes.engine import FakeEngine
 
 CHAT = "/v1/chat/completions"
 SESSIONS = "/autellix/v1/sessions"

@@ -268,11 +268,11 @@ def script(tmp_path: Path) -> Path:
 @pytest.fixture(params=["", "redis"], ids=["one gateway", "redis"])
 def gateway(request: pytest.FixtureRequest) -> Iterator[str]:
     """The address of a gateway, with its table in its memory or in Redis."""
+    from tests.fakes.engine import FakeBehaviour, FakeEngine
     from tests.serving import serving_thread
 
     from autellix_backend.gateway.app import create_app
     from autellix_backend.settings import Settings, StoreSettings
-    from autellix_lab.fakes.engine import FakeBehaviour, FakeEngine
 
     store = StoreSettings()
     if request.param:

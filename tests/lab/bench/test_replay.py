@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 from aiohttp import web
+from tests.fakes.engine import MODEL_NAME, FakeBehaviour, FakeEngine, Fault
 
 from autellix_lab.bench.client import chains_of
 from autellix_lab.bench.replay import ReplayError, ReplayJob, replay
 from autellix_lab.bench.results import CallResult
-from autellix_lab.fakes.engine import MODEL_NAME, FakeBehaviour, FakeEngine, Fault
 from autellix_lab.workload.trace import CallTrace, ProgramTrace
 
 

@@ -8,10 +8,10 @@ import math
 import aiohttp
 import pytest
 from aiohttp import web
+from tests.fakes.engine import MODEL_NAME, FakeBehaviour, FakeEngine
 
 from autellix_lab.bench.replay import ReplayError, ReplayJob, replay
 from autellix_lab.bench.step_clock import StepClock, step_reader, steps_at
-from autellix_lab.fakes.engine import MODEL_NAME, FakeBehaviour, FakeEngine
 from autellix_lab.workload.trace import CallTrace, ProgramTrace
 
 STEP_S = 0.5

@@ -13,6 +13,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from tests.fakes.engine import FakeBehaviour, FakeEngine, Fault
 from tests.serving import listening
 
 from autellix_backend.cli.main import main
@@ -21,7 +22,6 @@ from autellix_backend.engines.base import Engine
 from autellix_backend.gateway.app import create_app
 from autellix_backend.settings import GatewaySettings, ObserveSettings, Settings
 from autellix_lab.cli import bench
-from autellix_lab.fakes.engine import FakeBehaviour, FakeEngine, Fault
 from autellix_lab.workload.loaders import load
 from autellix_lab.workload.trace import CallTrace, ProgramTrace
 from autellix_lab.workload.trace_files import read_traces, write_traces

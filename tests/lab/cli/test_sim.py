@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.fakes.engine import FakeBehaviour, FakeEngine
 from tests.serving import listening
 
 from autellix_backend.cli.main import main
@@ -20,7 +21,6 @@ from autellix_backend.engines.base import Engine
 from autellix_backend.gateway.app import create_app
 from autellix_backend.settings import EngineSettings, GatewaySettings, Settings
 from autellix_lab.bench.mixes import Mix, usual_mixes
-from autellix_lab.fakes.engine import FakeBehaviour, FakeEngine
 from autellix_lab.sim.baselines import BASELINE_NAMES
 from autellix_lab.sim.presets import PRESETS, read_engine
 from autellix_lab.workload.generate import generate_programs

@@ -10,12 +10,12 @@ from typing import Any
 
 import aiohttp
 import pytest
+from tests.fakes.engine import FakeBehaviour, FakeEngine
 from tests.serving import listening
 
 from autellix_backend.cli.main import main
 from autellix_backend.gateway.app import create_app
 from autellix_backend.settings import ObserveSettings, Settings
-from autellix_lab.fakes.engine import FakeBehaviour, FakeEngine
 from autellix_lab.workload.loaders import load
 from autellix_lab.workload.trace import CallTrace, ProgramTrace, TraceError
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any, Protocol
 
-from autellix_lab.fakes.call import FakeCall
+from tests.fakes.call import FakeCall
 
 CHAT_PATH = "/v1/chat/completions"
 COMPLETIONS_PATH = "/v1/completions"
@@ -56,7 +56,7 @@ class _Choices:
             choice["text"] = call.text
         return self._envelope(call, self._kind, [choice]) | {"usage": call.usage()}
 
-    def opening(self, call: FakeCall) -> Iterator[bytes]:  # noqa: ARG002
+    def opening(self, call: FakeCall) -> Iterator[bytes]:
         return iter(())
 
     def token(self, call: FakeCall, number: int) -> bytes:

@@ -12,21 +12,21 @@ from collections.abc import Callable
 
 from aiohttp import web
 from msgspec.structs import replace
-
-from autellix_backend.engines.base import EngineKind, Health
-from autellix_backend.engines.probe import probe
-from autellix_backend.reports.link import EngineFacts
-from autellix_backend.reports.report import EngineReport
-from autellix_backend.vllm_plugin.report_server import ReportServer
-from autellix_lab.fakes.answers import (
+from tests.fakes.answers import (
     CHAT_PATH,
     COMPLETIONS_PATH,
     EMBEDDINGS_PATH,
     MESSAGES_PATH,
     RESPONSES_PATH,
 )
-from autellix_lab.fakes.api import FakeApi
-from autellix_lab.fakes.call import MODEL_NAME, FakeBehaviour, FakeCall, Fault, ReceivedRequest
+from tests.fakes.api import FakeApi
+from tests.fakes.call import MODEL_NAME, FakeBehaviour, FakeCall, Fault, ReceivedRequest
+
+from autellix_backend.engines.base import EngineKind, Health
+from autellix_backend.engines.probe import probe
+from autellix_backend.reports.link import EngineFacts
+from autellix_backend.reports.report import EngineReport
+from autellix_backend.vllm_plugin.report_server import ReportServer
 
 __all__ = [
     "CHAT_PATH",

@@ -9,10 +9,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from aiohttp import web
-
-from autellix_lab.fakes.agent_answers import AGENT_DIALECTS
-from autellix_lab.fakes.agent_turns import next_turn, read_task
-from autellix_lab.fakes.answers import MESSAGES_PATH
+from tests.fakes.agent_answers import AGENT_DIALECTS
+from tests.fakes.agent_turns import next_turn, read_task
+from tests.fakes.answers import MESSAGES_PATH
 
 AGENT_MODELS = ("scripted", "gpt-5", "claude-sonnet-4-5")
 """Some clients ask for a name that they know."""

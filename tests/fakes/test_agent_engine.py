@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import openai
 import pytest
-
-from autellix_lab.fakes.agent_engine import AgentEngine
-from autellix_lab.fakes.agent_turns import CLOSING, SHELL_COMMAND, next_turn, read_task
-from autellix_lab.fakes.answers import CHAT_PATH, MESSAGES_PATH, RESPONSES_PATH
+from tests.fakes.agent_engine import AgentEngine
+from tests.fakes.agent_turns import CLOSING, SHELL_COMMAND, next_turn, read_task
+from tests.fakes.answers import CHAT_PATH, MESSAGES_PATH, RESPONSES_PATH
 
 if TYPE_CHECKING:
     import anthropic

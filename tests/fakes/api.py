@@ -10,11 +10,11 @@ from collections.abc import Callable
 from typing import Any
 
 from aiohttp import web
+from tests.fakes.answers import DIALECTS, EMBEDDINGS_PATH, FakeDialect
+from tests.fakes.call import MODEL_NAME, FakeBehaviour, FakeCall, Fault, ReceivedRequest
 
 from autellix_backend.reports.report import EngineReport
 from autellix_backend.vllm_plugin.report_server import ReportServer
-from autellix_lab.fakes.answers import DIALECTS, EMBEDDINGS_PATH, FakeDialect
-from autellix_lab.fakes.call import MODEL_NAME, FakeBehaviour, FakeCall, Fault, ReceivedRequest
 
 MAX_BODY_BYTES = 256 * 2**20
 

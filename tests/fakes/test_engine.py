@@ -11,13 +11,13 @@ from typing import Any
 
 import aiohttp
 import pytest
+from tests.fakes.engine import CHAT_PATH, FakeBehaviour, FakeEngine, Fault
 from tests.report_links import linked
 from tests.waiting import until
 
 from autellix_backend.engines.base import Engine
 from autellix_backend.engines.report_client import LinkState
 from autellix_backend.reports.report import EngineReport
-from autellix_lab.fakes.engine import CHAT_PATH, FakeBehaviour, FakeEngine, Fault
 
 CHAT_BODY = {"model": "m", "messages": [{"role": "user", "content": "hello there"}]}
 

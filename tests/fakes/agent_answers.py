@@ -7,8 +7,8 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from autellix_lab.fakes.agent_turns import ScriptedCall, ScriptedTurn
-from autellix_lab.fakes.answers import CHAT_PATH, MESSAGES_PATH, RESPONSES_PATH
+from tests.fakes.agent_turns import ScriptedCall, ScriptedTurn
+from tests.fakes.answers import CHAT_PATH, MESSAGES_PATH, RESPONSES_PATH
 
 _CREATED = 1_700_000_000
 _OUTPUT_TOKENS = 20

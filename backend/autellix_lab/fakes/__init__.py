@@ -1,1 +1,0 @@
-"""Engines for tests and fault injection."""
