@@ -275,7 +275,7 @@ def test_between_tenants_no_priority_keeps_a_parked_program(
     for name, priority in zip("ab", priorities, strict=True):
         engine.arrive(f"{name}1", 30, tenant=f"tenant {name}", priority=priority)
         engine.finish(f"{name}1", 30)
-        memory.drop(memory.active.contexts[name])
+        memory.deactivate(memory.active.contexts[name], engine.now)
 
     assert memory.last_parked().tenant == "tenant b"
 

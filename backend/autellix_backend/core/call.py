@@ -270,4 +270,4 @@ class Call:
         if self.is_running is not is_running:
             state = "running" if self.is_running else "waiting"
             story = f"level {self.level}, {self.preemptions} preemptions, {self.service_s:.6f} s of service"
-            raise IllegalMoveError(self.call_id, move, state, story)
+            raise IllegalMoveError(f"call {self.call_id!r}", move, state, story)

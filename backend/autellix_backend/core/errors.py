@@ -38,10 +38,10 @@ class DuplicateCallError(CoreError, ValueError):
 
 
 class IllegalMoveError(CoreError, ValueError):
-    """A call cannot move so from its state."""
+    """A call or a program cannot move so from its state."""
 
-    def __init__(self, call_id: str, move: str, state: str, story: str) -> None:
-        super().__init__(f"cannot {move} call {call_id!r} while it is {state} ({story})")
+    def __init__(self, which: str, move: str, state: str, story: str) -> None:
+        super().__init__(f"cannot {move} {which} while it is {state} ({story})")
 
 
 class UnknownProgramError(CoreError, KeyError):

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from itertools import chain
 
 from autellix_backend.core.admission.contexts import KvFill
 from autellix_backend.core.admission.programs import (
@@ -20,6 +19,7 @@ from autellix_backend.core.admission.programs import (
     ProgramContext,
     TenantOrders,
 )
+from autellix_backend.core.admission.states import Move, State
 from autellix_backend.core.arrival import Context
 from autellix_backend.core.call import Call
 from autellix_backend.core.place import NO_BOOSTS, Boosts, Place
@@ -48,6 +48,8 @@ class EngineMemory:
         """KV tokens that the contexts of active programs may fill."""
         self.host_tokens = 0.0
         """The tokens that fit into host memory; 0 without any."""
+        self.programs: dict[str, ProgramContext] = {}
+        """All programs that are not gone; the sets below are indexes by state."""
         self.active = ContextSet()
         self.active_orders = TenantOrders(boosts)
         """The active programs, by tenant."""
@@ -68,10 +70,7 @@ class EngineMemory:
 
     def find(self, program_id: str) -> ProgramContext | None:
         """Return the context of a program, None if it is unknown."""
-        for each in (self.active, self.inactive, self.parked):
-            if program_id in each.contexts:
-                return each.contexts[program_id]
-        return None
+        return self.programs.get(program_id)
 
     @property
     def is_over(self) -> bool:
@@ -195,60 +194,81 @@ class EngineMemory:
         """Give a program another place in the order of activation."""
         if context.is_active:
             self.active_orders.move(context, place)
-        elif context.program.program_id in self.inactive.contexts:
+        elif context.state.waits:
             self.inactive.orders.move(context, place)
         else:
             context.place = place
 
+    def arrive(self, context: ProgramContext, now: float) -> None:
+        """Let an inactive program wait, for which the first of its calls comes now."""
+        context.since_s = now
+        self._move(context, Move.ARRIVE)
+
     def activate(self, context: ProgramContext) -> None:
         """Activate a program that waits, and admit its calls."""
-        self.inactive.remove(context)
-        if context.is_parked:
-            self._unpark(context)
-        context.is_active = True
-        self.active.add(context)
-        self.active_orders.add(context)
+        self._move(context, Move.ACTIVATE)
         self._note_stored(context, is_kept=True)
         self.leaving.discard(context)
         self._admit(context, is_admitted=True)
 
     def deactivate(self, context: ProgramContext, now: float) -> None:
-        """Let an active program wait again, with those of its calls that do not run."""
-        self.drop(context)
-        if context.calls:
-            self.inactive.add(context, now)
-            self.leaving.add(context)
-            self._admit(context, is_admitted=False)
+        """Free the memory of an active program, and park it if there is host memory.
 
-    def drop(self, context: ProgramContext) -> None:
-        """Free the memory of an active program, and park it, if host memory keeps its context."""
-        self._free(context)
+        It waits again, with those of its calls that do not run.
+        """
+        self.freed_tokens += context.own_tokens
+        if context.calls:
+            context.since_s = now
+        self._move(context, Move.DEACTIVATE if context.calls else Move.DROP)
         if self.host_tokens:
-            context.is_parked = True
-            self.parked.add(context)
+            self._move(context, Move.PARK)
+        self.leaving.add(context)
+        self._admit(context, is_admitted=False)
 
     def give_up(self, context: ProgramContext) -> None:
         """Let a parked program lose its context."""
-        self._unpark(context)
+        self._move(context, Move.GIVE_UP)
         self._note_stored(context, is_kept=False)
+
+    def leave(self, context: ProgramContext, now: float) -> None:
+        """Note that the last call of a program has left; what is inactive frees its memory."""
+        context.since_s = now
+        if not context.is_active:
+            self._move(context, Move.LEAVE)
+            self.leaving.discard(context)
+            self.freed_tokens += context.own_tokens
 
     def end(self, context: ProgramContext) -> None:
         """Free all memory of a program that has no call and will have none."""
         if context.is_active:
-            self._free(context)
+            self.freed_tokens += context.own_tokens
+            self._move(context, Move.DROP)
+            self._note_stored(context, is_kept=False)
         else:
-            self._unpark(context)
-        self._note_stored(context, is_kept=False)
+            self.give_up(context)
 
-    def _free(self, context: ProgramContext) -> None:
-        self.active.remove(context)
-        self.active_orders.remove(context)
-        context.is_active = False
-        self.freed_tokens += context.own_tokens
-
-    def _unpark(self, context: ProgramContext) -> None:
-        self.parked.remove(context)
-        context.is_parked = False
+    def _move(self, context: ProgramContext, move: Move) -> None:
+        """Change a program's state, and with it the sets that it is in."""
+        before, after = context.state, context.after(move)
+        context.state = after
+        if before.is_active:
+            self.active.remove(context)
+            self.active_orders.remove(context)
+        if before.is_parked and not after.is_parked:
+            self.parked.remove(context)
+        if before.waits and not after.waits:
+            self.inactive.remove(context)
+        if after.is_active:
+            self.active.add(context)
+            self.active_orders.add(context)
+        if after.is_parked and not before.is_parked:
+            self.parked.add(context)
+        if after.waits and not before.waits:
+            self.inactive.add(context)
+        if after is State.GONE:
+            del self.programs[context.program.program_id]
+        else:
+            self.programs[context.program.program_id] = context
 
     def _note_stored(self, context: ProgramContext, *, is_kept: bool) -> None:
         if self.host_tokens:
@@ -271,15 +291,16 @@ class EngineMemory:
         self.parked.check()
         self.inactive.check()
         self.leaving.check()
-        active, parked, inactive = (each.contexts for each in (self.active, self.parked, self.inactive))
-        for context in chain(active.values(), parked.values(), inactive.values()):
+        indexes = (self.active, self.inactive, self.parked)
+        for program_id, context in self.programs.items():
             context.contexts.check()
-            assert context.is_active is (context.program.program_id in active)
-            assert context.is_parked is (context.program.program_id in parked)
-        for program_id in parked:
-            assert bool(parked[program_id].calls) is (program_id in inactive)
+            state = context.state
+            held = tuple(each.contexts.get(program_id) is context for each in indexes)
+            assert held == state.value == (state.is_active, state.waits, state.is_parked), program_id
+            assert state is not State.GONE, program_id
+            assert state.is_active or bool(context.calls) is state.waits, program_id
+        assert all(each.contexts.keys() <= self.programs.keys() for each in indexes)
         assert not self._changed
-        assert not active.keys() & (inactive.keys() | parked.keys())
 
     def _admit(self, context: ProgramContext, *, is_admitted: bool) -> None:
         for call in context.calls.values():

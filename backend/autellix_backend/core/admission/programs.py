@@ -9,7 +9,9 @@ from itertools import islice
 from operator import attrgetter
 
 from autellix_backend.core.admission.contexts import ProgramContexts
+from autellix_backend.core.admission.states import TRANSITIONS, Move, State
 from autellix_backend.core.call import Call
+from autellix_backend.core.errors import IllegalMoveError
 from autellix_backend.core.place import NO_BOOSTS, Boosts, Place
 from autellix_backend.core.priority import Priority
 from autellix_backend.core.queues.classed import ClassedOrder
@@ -41,13 +43,34 @@ class ProgramContext:
     """The KV memory that they fill."""
     own_tokens: int = 0
     """The KV memory that it needs beside its prefix."""
-    is_active: bool = False
-    is_parked: bool = False
-    """Whether it is inactive, and host memory keeps its context."""
+    state: State = State.GONE
     return_s: float | None = None
     """The time (s) after its last call at which its client expects the next one; None if it states none."""
     since_s: float = 0.0
     """When its last call left, or while inactive, since when it has been waiting."""
+
+    @property
+    def is_active(self) -> bool:
+        """Whether its contexts have room in KV memory."""
+        return self.state.is_active
+
+    @property
+    def is_parked(self) -> bool:
+        """Whether it is inactive, and host memory keeps its context."""
+        return self.state.is_parked
+
+    def after(self, move: Move) -> State:
+        """Return the state after a move.
+
+        Raises:
+            IllegalMoveError: a program in its state cannot move so.
+        """
+        try:
+            return TRANSITIONS[move][self.state]
+        except KeyError:
+            story = f"{len(self.calls)} calls, {self.own_tokens} tokens, since {self.since_s:.3f} s"
+            which = f"program {self.program.program_id!r}"
+            raise IllegalMoveError(which, move.value, self.state.name.lower(), story) from None
 
     @property
     def needed_tokens(self) -> int:
@@ -268,9 +291,8 @@ class InactivePrograms:
     def __len__(self) -> int:
         return len(self.contexts)
 
-    def add(self, context: ProgramContext, now: float) -> None:
+    def add(self, context: ProgramContext) -> None:
         """Add a program, which waits from now on."""
-        context.since_s = now
         self.contexts[context.program.program_id] = context
         self.orders.add(context)
         insort(self._sizes, context.own_tokens)
@@ -319,7 +341,6 @@ class InactivePrograms:
         for program_id, context in self.contexts.items():
             assert context.program.program_id == program_id, program_id
             assert context.calls, program_id
-            assert not context.is_active, program_id
         assert self._sizes == sorted(context.own_tokens for context in waiting)
         self.orders.check(waiting)
 

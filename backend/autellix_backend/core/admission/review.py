@@ -142,7 +142,7 @@ class MemoryReview:
             # What host memory would not keep has its full price.
             kept_s = self._idle.of_program(context, limit_s) if is_kept else limit_s
             if now - context.since_s > kept_s:
-                memory.drop(context)
+                memory.deactivate(context, now)
 
     def _give_up_idle(self, now: float) -> None:
         """Give up parked programs without a call, while others wait that host memory has no room for."""
@@ -284,7 +284,7 @@ class MemoryReview:
             for context in idle:
                 if memory.has_room(first):
                     break
-                memory.drop(context)
+                memory.deactivate(context, now)
             memory.make_host_room(first)
             memory.activate(first)
 

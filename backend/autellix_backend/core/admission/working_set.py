@@ -121,9 +121,9 @@ class WorkingSetAdmission(Admission):
         if len(program.active_calls) == 1 and program.last_completion_s is not None:
             self.idle.gaps.add(call.tenant, program.class_name, now - program.last_completion_s)
         place = self._place_of(program)
-        context = memory.find(program.program_id) or self._meet(call, program, place, now)
-        if context.is_parked and not context.calls:
-            memory.inactive.add(context, now)
+        context = memory.find(program.program_id) or self._make_context(call, program, place)
+        if not (context.calls or context.is_active):
+            memory.arrive(context, now)
         # The table may have dropped the entry of the program's last call and made another one.
         context.program, context.weight = program, call.weight
         memory.has_batch |= context.gives_way
@@ -149,15 +149,10 @@ class WorkingSetAdmission(Admission):
         context.return_s = call.return_s
         memory.move(context, self._place_of(context.program))
         memory.resize(context)
-        if not context.calls and context.is_active:
-            context.since_s = now
-        elif not context.calls:
-            memory.inactive.remove(context)
-            memory.leaving.discard(context)
-            context.since_s = now
-            memory.freed_tokens += context.own_tokens
-        if program.is_ended and not context.calls:
-            self.forget(call.program_id)
+        if not context.calls:
+            memory.leave(context, now)
+            if program.is_ended:
+                self.forget(call.program_id)
         self._is_dirty |= bool(memory.inactive)
 
     def forget(self, program_id: str) -> None:
@@ -209,9 +204,8 @@ class WorkingSetAdmission(Admission):
         """Assert the invariants."""
         self.memory.check()
 
-    def _meet(self, call: Call, program: Program, place: Place, now: float) -> ProgramContext:
-        """Add a program that waits."""
-        context = ProgramContext(
+    def _make_context(self, call: Call, program: Program, place: Place) -> ProgramContext:
+        return ProgramContext(
             program=program,
             tenant=call.tenant,
             weight=call.weight,
@@ -221,5 +215,3 @@ class WorkingSetAdmission(Admission):
             holding=self._holding,
             contexts=ProgramContexts(self.memory.fill),
         )
-        self.memory.inactive.add(context, now)
-        return context
