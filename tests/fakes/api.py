@@ -96,6 +96,8 @@ class FakeApi:
 
     async def _echo(self, request: web.Request) -> web.Response:
         received = await self._record(request)
+        if self.behaviour.fault is Fault.ERROR:
+            return _error(self.behaviour.error_status, self.behaviour.error_message, "InternalServerError")
         return web.json_response({"method": received.method, "target": request.raw_path})
 
     def _notify(self) -> None:

@@ -17,6 +17,7 @@ GatewayError
 ├── UpgradeError              426  a call is made with POST, not over a WebSocket
 ├── LimitError                429  a rate limit, quota or budget is reached
 ├── EngineAnswerError         502  the engine's answer is not HTTP, not JSON, or too long
+│   └── EngineKeyError             it does not take the gateway's key
 ├── UnavailableError          503
 │   ├── EngineUnavailableError     no engine answers, or it died
 │   ├── OverloadedError            the engine's queue is full
@@ -327,6 +328,16 @@ class EngineAnswerError(GatewayError, status=HTTPStatus.BAD_GATEWAY, code="bad_e
 
     def __init__(self, engine: str, problem: str) -> None:
         super().__init__(f"engine {engine} {problem}", headers={"x-should-retry": "false"})
+
+
+class EngineKeyError(EngineAnswerError, code="engine_key_refused"):
+    """The engine does not take the gateway's own key, or its account; what it says is for the operator."""
+
+    def __init__(self, engine: str, status: int) -> None:
+        super().__init__(
+            engine,
+            f"does not take the gateway's key (status {status}); only the gateway's operator can mend it",
+        )
 
 
 class EngineTimeoutError(GatewayError, status=HTTPStatus.GATEWAY_TIMEOUT, code="engine_timeout"):

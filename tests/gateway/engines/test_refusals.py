@@ -24,6 +24,7 @@ from autellix_backend.gateway.engines.refusals import (
     MAX_PAUSE_S,
     MAX_WORDS,
     PAUSE_S,
+    Caller,
     Failure,
     Refusals,
     error_status,
@@ -43,9 +44,11 @@ SEVERAL = 20
     ("status", "expected"),
     [
         (400, Failure(is_engines=False, can_repeat=False)),
-        (401, Failure(is_engines=True, can_repeat=True)),
+        (401, Failure(is_engines=True, can_repeat=True, is_gateways_key=True)),
+        (402, Failure(is_engines=True, can_repeat=True, is_gateways_key=True)),
         (403, Failure(is_engines=True, can_repeat=True)),
         (404, Failure(is_engines=True, can_repeat=True)),
+        (407, Failure(is_engines=True, can_repeat=True, is_gateways_key=True)),
         (408, Failure(is_engines=False, can_repeat=False)),
         (413, Failure(is_engines=False, can_repeat=False)),
         (422, Failure(is_engines=False, can_repeat=False)),
@@ -63,7 +66,7 @@ def test_a_status_says_whose_fault_it_is(status: int, expected: Failure) -> None
     assert fault_of(status, b"", lists_model=True, has_clients_key=False) == expected
 
 
-@pytest.mark.parametrize("status", [401, 403])
+@pytest.mark.parametrize("status", [401, 402, 403])
 def test_a_clients_own_key_is_the_clients_until_another_engine_takes_it(status: int) -> None:
     fault = fault_of(status, b"", lists_model=True, has_clients_key=True)
     assert fault == Failure(is_engines=False, can_repeat=True)
@@ -138,32 +141,36 @@ class Clock:
         return self.now
 
 
+def of(program: str = "p", tenant: str = "", model: str = "m") -> Caller:
+    return Caller(program, tenant, model)
+
+
 def known(clock: Clock) -> tuple[Refusals, list[bool]]:
     """Return the refusals of an engine that has answered a call, and the changes of its state."""
     changes = list[bool]()
     found = Refusals(clock, changes.append)
-    found.on_answered()
+    found.on_answered(of())
     return found, changes
 
 
 def test_an_engine_is_paused_after_several_programs_in_a_row() -> None:
     found, changes = known(Clock())
     for at in range(MAX_FAULTS - 1):
-        found.on_fault(f"p{at}", "500 m")
-    found.on_answered()
+        found.on_fault(of(f"p{at}"), "500 m")
+    found.on_answered(of())
     for at in range(MAX_FAULTS - 1):
-        found.on_fault(f"p{at}", "500 m")
+        found.on_fault(of(f"p{at}"), "500 m")
     # One program's calls may be at fault.
-    found.on_fault("p0", "500 m")
+    found.on_fault(of("p0"), "500 m")
     assert (found.is_paused, len(found), changes) == (False, MAX_FAULTS - 1, [])
-    found.on_fault("p", "500 m")
+    found.on_fault(of("p"), "500 m")
     assert (found.is_paused, found.is_refusing, changes) == (True, True, [True])
     assert found.problem is not None and found.problem.endswith("Z: 500 m")
 
 
 def test_an_engine_that_has_answered_nothing_is_paused_at_once() -> None:
     found = Refusals(Clock(), lambda _: None)
-    found.on_fault("p", "500 m")
+    found.on_fault(of("p"), "500 m")
     assert found.is_paused
 
 
@@ -171,20 +178,20 @@ def test_a_pause_grows_with_each_failed_trial() -> None:
     clock = Clock()
     found, changes = known(clock)
     for at in range(MAX_FAULTS):
-        found.on_fault(f"p{at}", "500 m")
+        found.on_fault(of(f"p{at}"), "500 m")
     pauses = []
     for _ in range(10):
         began_s = clock.now
         while found.is_paused:
             clock.now += 0.5
         pauses.append(clock.now - began_s)
-        found.on_sent()
+        found.on_sent(of())
         # Other calls wait for the trial.
         assert found.is_paused
-        found.on_fault("p", "500 m")
+        found.on_fault(of("p"), "500 m")
     assert pauses[:4] == [PAUSE_S, 2 * PAUSE_S, 4 * PAUSE_S, 8 * PAUSE_S]
     assert pauses[-1] == MAX_PAUSE_S
-    found.on_answered()
+    found.on_answered(of())
     assert (found.is_paused, found.is_refusing, found.problem, changes) == (False, False, None, [True, False])
 
 
@@ -192,7 +199,7 @@ def test_calls_of_before_the_pause_do_not_lengthen_it() -> None:
     clock = Clock()
     found = Refusals(clock, lambda _: None)
     for at in range(SEVERAL):
-        found.on_fault(f"p{at}", "500 m")
+        found.on_fault(of(f"p{at}"), "500 m")
     clock.now += PAUSE_S
     assert not found.is_paused
 
@@ -200,14 +207,73 @@ def test_calls_of_before_the_pause_do_not_lengthen_it() -> None:
 def test_an_engine_is_left_alone_as_long_as_it_asks_for() -> None:
     clock = Clock()
     found, _ = known(clock)
-    found.on_fault("p", "429 m", 7.0)
+    found.on_fault(of("p"), "429 m", 7.0)
     clock.now += 6.9
     assert found.is_paused
     clock.now += 0.1
     assert not found.is_paused
-    found.on_fault("p", "429 m", 1e9)
+    found.on_fault(of("p"), "429 m", 1e9)
     clock.now += refusals.MAX_STATED_PAUSE_S
     assert not found.is_paused
+
+
+@pytest.mark.parametrize(
+    ("faults", "paused", "free"),
+    [
+        (
+            [of("a1", "a"), of("a2", "a"), of("a3", "a")],
+            [of("a4", "a")],
+            [of("b", "b"), of("a4", "a", "other")],
+        ),
+        (
+            [of("a1", "a"), of("a2", "a", "other"), of("a3", "a")],
+            [of("a4", "a"), of("a5", "a", "third")],
+            [of("b", "b")],
+        ),
+        (
+            [of("a1", "a"), of("b1", "b"), of("a2", "a")],
+            [of("a3", "a"), of("c", "c")],
+            [of("a3", "a", "other"), of("c", "c", "other")],
+        ),
+        ([of("a1", "a"), of("b1", "b", "other"), of("a2", "a")], [of("c", "c", "third")], []),
+    ],
+    ids=["one tenant's model", "one tenant", "one model", "all"],
+)
+def test_a_pause_is_for_those_whose_calls_fail(
+    faults: list[Caller], paused: list[Caller], free: list[Caller]
+) -> None:
+    """Neither one tenant's calls nor one broken model keep an engine from the calls of others."""
+    found, changes = known(Clock())
+    for caller in faults:
+        found.on_fault(caller, "404 m")
+    assert [found.pauses(caller) for caller in paused + free] == [True] * len(paused) + [False] * len(free)
+    assert changes == [True]
+
+
+def test_an_answer_to_others_ends_no_pause() -> None:
+    """A model that always fails must not get its calls back with each answer of another model."""
+    clock = Clock()
+    found, changes = known(clock)
+    for at in range(MAX_FAULTS):
+        found.on_fault(of(f"p{at}", model="broken"), "500 m")
+        found.on_answered(of("q", model="whole"))
+    assert found.pauses(of(model="broken"))
+    clock.now += PAUSE_S
+    found.on_sent(of("q", model="whole"))
+    assert not found.is_paused
+    found.on_sent(of(model="broken"))
+    assert found.pauses(of("other", model="broken"))
+    found.on_answered(of(model="broken"))
+    assert (found.is_paused, changes) == (False, [True, False])
+
+
+def test_faults_of_one_tenant_say_nothing_of_others_who_are_answered() -> None:
+    found, _ = known(Clock())
+    for at in range(MAX_FAULTS):
+        found.on_fault(of(f"a{at}", "a"), "500 m")
+    found.on_answered(of("b", "b"))
+    found.on_fault(of("b", "b"), "500 m")
+    assert [found.pauses(of("b", "b")), found.pauses(of("c", "c"))] == [False, False]
 
 
 # -- Engines behind a gateway.
@@ -338,10 +404,104 @@ async def test_a_key_of_the_client_is_tried_at_another_engine(monkeypatch: pytes
         handles = list(rig.app.state.components.pool)
         assert [handle.refusals.is_refusing for handle in handles] == [True, False]
         await until(lambda: not handles[0].refusals.is_paused)
-        handles[0].refusals.on_answered()
+        handles[0].refusals.on_answered(Caller("p", "", "m"))
         rig.engines[1].behaviour = refusing(401)
         assert await status() == 401
         assert [handle.refusals.is_refusing for handle in handles] == [False, False]
+
+
+async def test_a_key_that_is_valid_at_one_engine_reaches_it_even_while_it_is_paused() -> None:
+    """Others, whose keys it does not take, may have had it paused."""
+    async with serving_pool(LISTED, refusing(401)) as rig:
+        first, second = rig.app.state.components.pool
+        await until(lambda: first.models and second.models)
+        for at in range(MAX_FAULTS):
+            first.refusals.on_fault(Caller(f"other{at}", "", "m"), "401 m")
+        body = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
+        headers = {"authorization": "Bearer mine"}
+        async with rig.client.post(rig.url + CHAT, json=body, headers=headers) as response:
+            assert (response.status, response.headers["X-Autellix-Engine"]) == (200, "fake-0")
+
+
+PATHS: dict[str, tuple[str, dict[str, Any]]] = {
+    "chat": (CHAT, {"messages": [{"role": "user", "content": "hello"}]}),
+    "stream": (CHAT, {"messages": [{"role": "user", "content": "hello"}], "stream": True}),
+    "messages": ("/v1/messages", {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 1}),
+    "pass-through": ("/tokenize", {"prompt": "hello"}),
+    "count_tokens": ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": "hello"}]}),
+}
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("status", [401, 402, 407])
+async def test_a_refusal_of_the_gateways_key_is_not_the_clients(
+    path: str, status: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The client's key is none of the engine's: the engine's words are for the operator."""
+    async with serving_pool(refusing(status, "incorrect key: sk-…xyz"), api_key="old") as rig:
+        target, body = PATHS[path]
+        async with rig.client.post(rig.url + target, json={"model": "m", **body}) as response:
+            answer = await response.json()
+        assert (response.status, response.headers["x-should-retry"]) == (502, "false")
+        assert "www-authenticate" not in response.headers
+        assert answer["error"]["message"] == (
+            f"engine fake-0 does not take the gateway's key (status {status}); "
+            "only the gateway's operator can mend it"
+        )
+        if target.startswith("/v1/messages"):
+            assert (answer["type"], answer["error"]["type"]) == ("error", "api_error")
+        else:
+            assert answer["error"]["code"] == "engine_key_refused"
+        assert f"Z: {status} incorrect key: sk-…xyz" in caplog.text
+        if target in (CHAT, "/v1/messages"):
+            await until(lambda: f"status={status} outcome=engine_error" in caplog.text)
+
+
+async def test_an_error_event_about_the_gateways_key_is_not_the_clients() -> None:
+    event = json.dumps({"error": {"message": "incorrect key", "code": 401}}).encode()
+    async with raw_engine() as raw, serving_pool(LISTED, api_key="old") as rig:
+        raw.parts = [STREAM, chunk(b"data: " + event + b"\n\n"), chunk(b"data: [DONE]\n\n"), b"0\r\n\r\n"]
+        parts = rig.app.state.components
+        remote = RemoteEngine(raw.url, name="raw")
+        await remote.start()
+        parts.pool.join(remote)
+        parts.pool.drain("fake-0")
+        body = {"model": "m", "messages": [{"role": "user", "content": "hello"}], "stream": True}
+        async with rig.client.post(rig.url + CHAT, json=body) as response:
+            assert response.status == 502
+            assert (await response.json())["error"]["code"] == "engine_key_refused"
+
+
+@pytest.mark.parametrize("path", ["pass-through", "count_tokens"])
+@pytest.mark.parametrize("status", [401, 429, 503])
+async def test_a_pass_through_that_an_engine_refuses_is_answered_by_another(path: str, status: int) -> None:
+    async with serving_pool(refusing(status), LISTED) as rig:
+        target, body = PATHS[path]
+        async with rig.client.post(rig.url + target, json={"model": "m", **body}) as response:
+            assert response.status == 200
+        first, second = rig.app.state.components.pool
+        # It has not answered anything yet.
+        assert (first.refusals.is_refusing, second.refusals.is_refusing) == (True, False)
+
+
+@pytest.mark.parametrize("status", [400, 404, 500])
+async def test_a_pass_through_that_fails_stays_where_it_may_have_run(status: int) -> None:
+    async with serving_pool(refusing(status), LISTED) as rig:
+        first, second = rig.app.state.components.pool
+        first.refusals.on_answered(Caller("p", "", "m"))
+        for _ in range(2 * MAX_FAULTS):
+            async with rig.client.post(rig.url + "/tokenize", json={"prompt": "hello"}) as response:
+                assert response.status == status
+        # However many: those of one tenant count as one program.
+        assert (first.refusals.is_refusing, len(first.refusals)) == (False, int(status == 500))
+        assert len(second.refusals) == 0
+
+
+async def test_a_pass_through_finds_the_engine_that_is_there() -> None:
+    async with serving_pool(LISTED, LISTED, is_owned=False) as rig:
+        await rig.engines[0].stop()
+        async with rig.client.post(rig.url + "/tokenize", json={"prompt": "hello"}) as response:
+            assert response.status == 200
 
 
 @pytest.mark.parametrize(

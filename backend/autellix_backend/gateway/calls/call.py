@@ -14,6 +14,7 @@ from autellix_backend.gateway.calls.body import CallBody, most_output_tokens
 from autellix_backend.gateway.calls.dialects import Dialect
 from autellix_backend.gateway.engines.handle import EngineHandle
 from autellix_backend.gateway.engines.queue import QueuedCall
+from autellix_backend.gateway.engines.refusals import Caller
 from autellix_backend.gateway.engines.upstream import REQUEST_ID_HEADER
 from autellix_backend.gateway.identity.aliases import FOREIGN_TOKEN
 from autellix_backend.gateway.identity.answer_ids import MAX_IDS, MAX_TOOLS, read_answer_ids
@@ -96,6 +97,9 @@ class GatewayCall(QueuedCall):
     """Why it fails, in at most 200 characters."""
     receipt: Receipt | None = None
     """Set when the call is settled."""
+
+    def __post_init__(self) -> None:
+        self.caller = Caller(self.identity.program, self.tenant.name, self.body.model)
 
     @property
     def engine(self) -> str:

@@ -33,6 +33,7 @@ from autellix_backend.gateway.engines.refusals import cut, error_status, fault_o
 from autellix_backend.gateway.engines.upstream import MAY_HAVE_RUN, EngineResetError
 from autellix_backend.gateway.errors import (
     EngineAnswerError,
+    EngineKeyError,
     EngineTimeoutError,
     EngineUnavailableError,
     GatewayError,
@@ -101,7 +102,6 @@ class CallEndpoint:
                 identity=identity,
                 headers=headers,
                 body=body,
-                model=body.model,
             )
             self.router.assign(call)
             # From here on the body counts as part of its call.
@@ -128,8 +128,6 @@ class Exchange:
     reply: Reply
     outcome: Outcome = Outcome.ABORTED
     """What it is settled with unless an answer decides."""
-    was_repeated: bool = False
-    """Whether its engine died or refused it, and it was sent to another one."""
     doubted: tuple[EngineHandle, str] | None = None
     """The engine that did not take the client's key, and its words: its fault if another one takes it."""
     ended: tuple[str, ...] = ()
@@ -163,8 +161,9 @@ class Exchange:
                 self.router.reassign(self.call)
                 self.registry.renew_key(self.call)
         except GatewayError as error:
-            self.outcome = _outcome_of(error)
-            self._note_error(error)
+            if not isinstance(error, EngineKeyError):
+                self.outcome = _outcome_of(error)
+                self._note_error(error)
             await self.reply.stop_waiting()
             if self.reply.has_begun:
                 await self._break_off(error)
@@ -220,7 +219,7 @@ class Exchange:
         if not await self._has_died():
             # Its work goes on, perhaps: neither we nor the client may have it done twice.
             raise self.call.handle.upstream.bad_answer(MAY_HAVE_RUN) from error
-        if self.was_repeated:
+        if self.call.was_repeated:
             # The call may be what kills engines: no client library should send it a third time.
             error.forbid_retry()
             raise error
@@ -229,19 +228,23 @@ class Exchange:
     def _repeat(self) -> None:
         """Have the call sent to another engine; what the first one did with it does not count."""
         call = self.call
-        self.was_repeated = True
+        call.was_repeated = True
         self.outcome, call.status, call.reason = Outcome.ABORTED, None, None
         self.registry.on_repeat(call)
 
     def _is_repeated_after(
         self, handle: EngineHandle, response: ClientResponse, status: int, content: bytes
     ) -> bool:
-        """Note whose fault a failed answer is; return whether another engine is to answer the call."""
+        """Note whose fault a failed answer is; return whether another engine is to answer the call.
+
+        Raises:
+            EngineKeyError: if it is about the gateway's key, and nothing has gone out.
+        """
         call, refusals = self.call, handle.refusals
         has_clients_key = handle.upstream.shows_key(call.headers)
         # A stored response that is not found is not the engine's fault.
         is_other = "previous_response_id" in call.body.fields
-        lists_model = not is_other and (call.model is None or call.model in handle.models)
+        lists_model = not is_other and (call.body.model is None or call.body.model in handle.models)
         fault = fault_of(status, content, lists_model=lists_model, has_clients_key=has_clients_key)
         # What was generated before an error event is not free, whoever is at fault.
         is_clients = not fault.is_engines and not self.reply.has_content
@@ -249,10 +252,15 @@ class Exchange:
         call.status, call.reason = status, words_of(content)
         problem = f"{status} {call.reason}"
         if fault.is_engines:
-            refusals.on_fault(call.identity.program, problem, retry_after_s(response.headers))
+            refusals.on_fault(call.caller, problem, retry_after_s(response.headers))
         is_there_only = call.identity.engine == handle.name
-        may_repeat = fault.can_repeat and not (self.was_repeated or self.reply.has_content or is_there_only)
-        if not may_repeat or not handle.queue.can_move(call.model, False):
+        may_repeat = fault.can_repeat and not (
+            self.call.was_repeated or self.reply.has_content or is_there_only
+        )
+        # A key of the client's own may be for an engine that is paused for others' keys.
+        if not may_repeat or not handle.queue.can_move(call.caller, not fault.is_engines):
+            if fault.is_gateways_key and not self.reply.has_content:
+                raise EngineKeyError(handle.name, status)
             return False
         self.doubted = None if fault.is_engines else (handle, problem)
         self._repeat()
@@ -260,17 +268,17 @@ class Exchange:
 
     def _note_answer(self, handle: EngineHandle) -> None:
         """Note that an engine answers the call."""
-        handle.refusals.on_answered()
+        handle.refusals.on_answered(self.call.caller)
         if self.doubted is not None:
             doubted, problem = self.doubted
-            doubted.refusals.on_fault(self.call.identity.program, problem)
+            doubted.refusals.on_fault(self.call.caller, problem)
 
     def _note_error(self, error: GatewayError) -> None:
         """Note why the call fails, and an answer that could not be used."""
         call = self.call
         call.status, call.reason = error.status, cut(error.message)
         if isinstance(error, EngineAnswerError | EngineTimeoutError) and not self.reply.has_content:
-            call.handle.refusals.on_fault(call.identity.program, f"{error.status:d} {call.reason}")
+            call.handle.refusals.on_fault(call.caller, f"{error.status:d} {call.reason}")
 
     async def _relay(self, handle: EngineHandle, response: ClientResponse) -> bool:
         """Relay an answer; return False if another engine is to answer."""

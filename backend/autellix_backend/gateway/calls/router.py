@@ -157,7 +157,7 @@ class Router:
         """Choose an engine; an avoided one only if there is no other."""
         if len(self.pool) == 1:
             return next(iter(self.pool))
-        able = self.pool.serving(call.model)
+        able = self.pool.serving(call.body.model)
         among = {each.name for each in able if each is not avoided and each.is_accepting()}
         # An engine finds the responses that it has stored itself, and no others.
         among = among & {call.identity.engine} or among
@@ -176,7 +176,7 @@ class Router:
 
     def _is_refused(self, call: GatewayCall, handle: EngineHandle) -> bool:
         refusals = handle.refusals
-        return refusals.is_paused or refusals.has_failed(call.identity.program)
+        return refusals.pauses(call.caller) or refusals.has_failed(call.identity.program)
 
     def _group_of(self, engine: str) -> tuple[list[EngineHandle], Balancer]:
         """Return the engines that share models with one, and their balancer."""
@@ -217,7 +217,7 @@ class Router:
 
     def _least_used_with_room(self, call: GatewayCall) -> EngineHandle | None:
         """Return the least used of the engines that accept a call and have room for its body."""
-        able, size_bytes = self.pool.serving(call.model), call.body.size_bytes
+        able, size_bytes = self.pool.serving(call.body.model), call.body.size_bytes
         found = [each for each in able if each.is_accepting() and each.bounds.has_room(size_bytes)]
         return min(found, key=lambda handle: handle.open_calls, default=None)
 

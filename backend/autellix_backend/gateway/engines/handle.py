@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from autellix_backend.core.balance import EngineLoad
 from autellix_backend.core.balance.memory import MemoryReport
@@ -17,7 +18,7 @@ from autellix_backend.gateway.engines.ended import EndedPrograms
 from autellix_backend.gateway.engines.in_flight import InFlightBound
 from autellix_backend.gateway.engines.ordering import ArrivalOrdering, make_ordering
 from autellix_backend.gateway.engines.queue import EngineQueue
-from autellix_backend.gateway.engines.refusals import Refusals
+from autellix_backend.gateway.engines.refusals import Caller, Refusals
 from autellix_backend.gateway.engines.reporting import Reporting, reporting_of
 from autellix_backend.gateway.engines.snapshots import LatestSnapshots
 from autellix_backend.gateway.engines.upstream import Upstream
@@ -88,7 +89,7 @@ class EngineHandle:
         gateway_id: str,
         hides_keys: bool,
         clock: Callable[[], float],
-        can_move: Callable[[str | None, bool], bool],
+        can_move: Callable[[Caller, bool], bool],
         on_report: Callable[[str, EngineReport], None],
         on_snapshot: Callable[[str, EngineSnapshot | None, EngineSnapshot], None],
         on_link_change: Callable[[EngineHandle], None],
@@ -102,8 +103,8 @@ class EngineHandle:
             gateway_id: The id that the engine's reports for this gateway name.
             hides_keys: Whether clients' keys are the gateway's own, which no engine may see.
             clock: Monotonic seconds.
-            can_move: Returns whether another engine accepts calls for a model, and with True also whether
-                one does that is paused.
+            can_move: Returns whether another engine accepts such calls, and with True also whether one does
+                that is paused.
             on_report: Is called with the engine's name and each report.
             on_snapshot: Is called with the engine's name, its rank's snapshot before, and a new one.
             on_link_change: Is called after each change of the report link.
@@ -216,6 +217,15 @@ class EngineHandle:
         if self.is_leaving and not self.open_calls:
             self.on_unused()
 
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold it for a request that is no call."""
+        self.hold()
+        try:
+            yield
+        finally:
+            self.release()
+
     def leave(self) -> None:
         """Leave with the end of the last request."""
         self.is_leaving = True
@@ -253,7 +263,9 @@ class EngineHandle:
     def _on_refusing(self, is_refusing: bool) -> None:
         self._metrics.engine_refusing.labels(self.name).set(is_refusing)
         if is_refusing:
-            self._refusal_lines.write(logging.WARNING, f"{self.name} is {self.refusals.problem}")
+            self._refusal_lines.write(
+                logging.WARNING, f"{self.name} is {self.refusals.problem}", self.refusals.shared
+            )
         else:
             self._refusal_lines.write(logging.INFO, f"{self.name} refuses no calls any more")
 

@@ -6,7 +6,6 @@ A drained engine gets no further calls. A removed engine leaves with the end of 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +15,7 @@ from autellix_backend.engines.base import Engine
 from autellix_backend.engines.supervisor import EngineChange
 from autellix_backend.gateway.engines.handle import EngineHandle
 from autellix_backend.gateway.engines.model_groups import groups_of
+from autellix_backend.gateway.engines.refusals import Caller
 from autellix_backend.gateway.errors import ConflictError, EngineUnavailableError, NotFoundError
 
 REVIEW_PERIOD_S = 0.2
@@ -108,13 +108,13 @@ class EnginePool:
             # A new list only then: the router keeps a balancer for each group until it sees another list.
             self.groups = groups
 
-    def can_move_from(self, name: str, model: str | None, is_leaving: bool) -> bool:
-        """Return whether another engine than this accepts calls for a model.
+    def can_move_from(self, name: str, caller: Caller, is_leaving: bool) -> bool:
+        """Return whether another engine than this accepts such calls.
 
-        One that is paused for failing calls counts only where a call has to leave.
+        One that is paused for failing them counts only where a call has to leave.
         """
-        others = (handle for handle in self.serving(model) if handle.name != name and handle.is_accepting())
-        return any(is_leaving or not handle.refusals.is_paused for handle in others)
+        others = (each for each in self.serving(caller.model) if each.name != name and each.is_accepting())
+        return any(is_leaving or not handle.refusals.pauses(caller) for handle in others)
 
     def subscribe(self, listener: Callable[[EngineChange], None]) -> None:
         """Call a listener at every change of any engine, present or future; it must not raise."""
@@ -206,20 +206,23 @@ class EnginePool:
         for handle in self:
             handle.queue.shut_down()
 
-    @contextlib.contextmanager
-    def use(self, name: str | None, model: str | None = None) -> Iterator[EngineHandle]:
-        """Hold an engine, or if it is not there the first that accepts calls, for what is no call."""
-        able = self.serving(model)
+    def choices(self, name: str | None, caller: Caller) -> list[EngineHandle]:
+        """Return the engines for a request that is no call, the best one first.
+
+        Args:
+            name: The only one that can answer it, if that is known and it is there.
+            caller: Whose request it is.
+
+        Raises:
+            EngineUnavailableError: if there is none.
+        """
+        if name is not None and name in self._handles:
+            return [self._handles[name]]
+        able = self.serving(caller.model)
         if not able:
             raise EngineUnavailableError("there is no engine")
-        accepting = [handle for handle in able if handle.is_accepting()] or able
-        first = next((handle for handle in accepting if not handle.refusals.is_paused), accepting[0])
-        handle = first if name is None else self._handles.get(name, first)
-        handle.hold()
-        try:
-            yield handle
-        finally:
-            handle.release()
+        accepting = [handle for handle in able if handle.is_accepting()] or able[:1]
+        return sorted(accepting, key=lambda handle: handle.refusals.pauses(caller))
 
     def on_program_ended(self, program_id: str) -> None:
         """Free what the engines keep for a program."""

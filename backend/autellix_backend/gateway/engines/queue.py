@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from autellix_backend.core.arrival import Arrival
 from autellix_backend.engines.supervisor import EngineState, Supervisor
 from autellix_backend.gateway.engines.ordering import Ordering, PolicyOrdering, Wait
-from autellix_backend.gateway.engines.refusals import Refusals
+from autellix_backend.gateway.engines.refusals import Caller, Refusals
 from autellix_backend.gateway.errors import EngineUnavailableError, ShuttingDownError
 from autellix_backend.observe.metrics import GatewayMetrics
 from autellix_backend.observe.settled_call import Usage
@@ -35,14 +35,16 @@ class QueuedCall:
 
     arrival: Arrival = field(init=False, repr=False)
     """What the order depends on."""
-    model: str | None = None
-    """The model that it asks for."""
+    caller: Caller = field(init=False, repr=False)
+    """Whose it is."""
     wait_s: float = 0.0
     """Its time in queues, over all attempts."""
     inactive_s: float = 0.0
     """The part of it in which its program was inactive."""
     counted_wait_s: float = 0.0
     """The part of its time in queues that counts for its program's wait/service ratio."""
+    was_repeated: bool = False
+    """Whether an engine died or refused it, and it was sent to another one."""
     unreachable_since_s: float | None = None
     """Since when it has found no connection to an engine."""
     since_s: float = 0.0
@@ -69,8 +71,8 @@ class EngineQueue:
     settings: Settings
     metrics: GatewayMetrics
     refusals: Refusals
-    can_move: Callable[[str | None, bool], bool]
-    """Returns whether another engine accepts calls for a model; with True also whether a paused one does."""
+    can_move: Callable[[Caller, bool], bool]
+    """Returns whether another engine accepts such calls; with True also whether one does that is paused."""
     clock: Callable[[], float]
     is_draining: bool = False
     """Whether queued calls should move to other engines."""
@@ -220,7 +222,7 @@ class EngineQueue:
                 continue
             if self._is_shutting_down:
                 self._refuse(call, ShuttingDownError(), "draining")
-            elif can_move(call.model, is_leaving):
+            elif can_move(call.caller, True) if is_leaving else self._is_better_elsewhere(call):
                 del self._queued[key]
                 call.turn.set_result(False)
             elif obstacle is not None and (is_failed or self._has_waited(call)):
@@ -228,7 +230,10 @@ class EngineQueue:
 
     def _is_better_elsewhere(self, call: QueuedCall) -> bool:
         """Return whether another engine should get a call, because this one is paused; judge() moves it."""
-        return self.refusals.is_paused and self.can_move(call.model, False)
+        # One that others have refused may be for this one alone.
+        return (
+            not call.was_repeated and self.refusals.pauses(call.caller) and self.can_move(call.caller, False)
+        )
 
     def _set_wake(self, after_s: float) -> None:
         if self._wake is not None:
@@ -262,7 +267,7 @@ class EngineQueue:
         if self.busy_since_s is None:
             self.busy_since_s = now
         call.restarts = self.supervisor.restarts
-        self.refusals.on_sent()
+        self.refusals.on_sent(call.caller)
         if not call.turn.done():
             call.turn.set_result(True)
 

@@ -2,7 +2,7 @@
 
 | answer | whose fault | may it have run? |
 |---|---|---|
-| 401, 403 | the engine's; with the client's own key, that of the engine if another one takes it | no |
+| 401, 402, 403, 407 | the engine's; with the client's own key only if another engine takes it | no |
 | 404 for a model that the engine lists | the engine's | no |
 | 429, 503 | the engine's | no; a proxy's 503 for a connection that broke: yes |
 | 500, 502, 504 and other 5xx | the engine's | yes |
@@ -11,8 +11,9 @@
 
 A call that cannot have run is sent once to another engine. An engine that fails several programs in a row is
 paused for a growing time, and then tried with one call at a time (a circuit breaker). One that has answered
-nothing since the gateway met it, or states a Retry-After, is paused at once. A pause is a preference: where
-no other engine takes the call, this one gets it.
+nothing since the gateway met it, or states a Retry-After, is paused at once. If all faults are those of one
+tenant, or of one model, the pause is for that one. A pause is a preference: where no other engine takes the
+call, this one gets it.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ MAX_STATED_PAUSE_S = 600.0
 MAX_WORDS = 200
 """Characters of an engine's words that are kept."""
 
-_REFUSED = frozenset({401, 403, 404, 429, 503})
+_KEYS = frozenset({401, 402, 403, 407})
+"""Answers about the key, or the account that it belongs to."""
+_REFUSED = frozenset({404, 429, 503})
 """Answers that say that the engine has not begun with the call."""
 _BROKEN_BEHIND = b"reset reason: connection termination"
 """Envoy answers 503 too when the engine behind it closes a connection, and may have run the call."""
@@ -50,6 +53,21 @@ class Failure(NamedTuple):
     """Whether the engine is at fault, not the client."""
     can_repeat: bool
     """Whether the call cannot have run, and another engine may answer it."""
+    is_gateways_key: bool = False
+    """Whether it is about the gateway's key, so that its words are none of the client's business."""
+
+
+class Caller(NamedTuple):
+    """Whose call it is, as far as an engine's faults may depend on that."""
+
+    program_id: str
+    tenant: str
+    model: str | None
+
+    @property
+    def traits(self) -> dict[str, str | None]:
+        """What its program has in common with others."""
+        return {"tenant": self.tenant, "model": self.model}
 
 
 class _ErrorBody(msgspec.Struct):
@@ -68,8 +86,10 @@ def fault_of(status: int, content: bytes, *, lists_model: bool, has_clients_key:
         lists_model: Whether the engine lists the model of the call, and the call names no other thing there.
         has_clients_key: Whether the engine saw the client's own key.
     """
-    if status in (401, 403):
-        return Failure(is_engines=not has_clients_key, can_repeat=True)
+    if status in _KEYS:
+        # A 403 can also be about what the call says.
+        is_gateways_key = not has_clients_key and status != 403
+        return Failure(is_engines=not has_clients_key, can_repeat=True, is_gateways_key=is_gateways_key)
     if status == 404 and not lists_model:
         return Failure(is_engines=False, can_repeat=False)
     if status in _REFUSED:
@@ -144,6 +164,10 @@ class Refusals:
         self._reason = ""
         self._programs: set[str] = set()
         """Those that it has failed since, up to MAX_FAULTS."""
+        self._shared: dict[str, str | None] = {}
+        """The traits that all of them have in common: others may well be answered."""
+        self._answers_others = False
+        """Whether it has answered others since."""
 
     def __len__(self) -> int:
         """Return the programs that it has failed in a row, which count as calls there."""
@@ -156,8 +180,17 @@ class Refusals:
 
     @property
     def is_paused(self) -> bool:
-        """Whether calls should go to other engines at present."""
+        """Whether calls of some should go to other engines at present."""
         return self._clock() < self._until_s
+
+    def pauses(self, caller: Caller) -> bool:
+        """Return whether these calls should go to other engines at present."""
+        return self.is_paused and self._concerns(caller)
+
+    @property
+    def shared(self) -> Mapping[str, str | None]:
+        """The tenant and the model of its faults, as far as they are those of one."""
+        return self._shared
 
     @property
     def problem(self) -> str | None:
@@ -171,13 +204,17 @@ class Refusals:
         """Return whether it has failed a call of a program since it last answered one."""
         return program_id in self._programs
 
-    def on_fault(self, program_id: str, reason: str, after_s: float | None = None) -> None:
+    def on_fault(self, caller: Caller, reason: str, after_s: float | None = None) -> None:
         """Count a call that it failed; `after_s` is when it asks for the next one."""
+        if self._answers_others and not self._concerns(caller):
+            # Of others, this is the first one in a row.
+            self.reset()
         if not self._programs and not self._pauses:
-            self._since_at_s = time.time()
+            self._since_at_s, self._shared = time.time(), caller.traits
+        self._shared = dict(self._shared.items() & caller.traits.items())
         self._reason = reason
         if len(self._programs) < MAX_FAULTS:
-            self._programs.add(program_id)
+            self._programs.add(caller.program_id)
         is_known = self._has_answered and after_s is None and not self._pauses
         if is_known and len(self._programs) < MAX_FAULTS:
             return
@@ -192,24 +229,32 @@ class Refusals:
         if self._pauses == 1:
             self._on_change(True)
 
-    def on_sent(self) -> None:
+    def on_sent(self, caller: Caller) -> None:
         """Note that a call is sent: after a pause it is a trial, which others wait for."""
-        if self._pauses and not self.is_paused:
+        if self._pauses and not self.is_paused and self._concerns(caller):
             self._is_trial = True
             self._until_s = self._clock() + self._pause_s
 
-    def on_answered(self) -> None:
+    def on_answered(self, caller: Caller) -> None:
         """Note that it answered a call."""
         self._has_answered = True
-        if self._pauses or self._programs:
+        if not self._pauses and not self._programs:
+            return
+        if self._concerns(caller):
             self.reset()
+        else:
+            self._answers_others = True
 
     def reset(self) -> None:
         """Forget its faults, because it answered, or was started again."""
         was_refusing, self._pauses, self._until_s, self._is_trial = self._pauses > 0, 0, -math.inf, False
         self._programs.clear()
+        self._shared, self._answers_others = {}, False
         if was_refusing:
             self._on_change(False)
+
+    def _concerns(self, caller: Caller) -> bool:
+        return self._shared.items() <= caller.traits.items()
 
     @property
     def _pause_s(self) -> float:

@@ -11,6 +11,7 @@ import contextlib
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import NamedTuple
 
 import msgspec
 from aiohttp import ClientResponse
@@ -18,10 +19,20 @@ from starlette.types import Message, Receive, Scope, Send
 
 from autellix_backend.engines.probe import MODELS_PATH
 from autellix_backend.gateway.calls.sse import error_event
+from autellix_backend.gateway.engines.handle import EngineHandle
 from autellix_backend.gateway.engines.models import ModelLists
 from autellix_backend.gateway.engines.pool import EnginePool
+from autellix_backend.gateway.engines.refusals import Caller, cut, fault_of, retry_after_s, words_of
 from autellix_backend.gateway.engines.upstream import Upstream, request_headers, response_headers
-from autellix_backend.gateway.errors import GatewayError, InvalidRequestError, error_shape
+from autellix_backend.gateway.errors import (
+    EngineAnswerError,
+    EngineKeyError,
+    EngineTimeoutError,
+    EngineUnavailableError,
+    GatewayError,
+    InvalidRequestError,
+    error_shape,
+)
 from autellix_backend.gateway.raw_json import JSON_ERRORS
 from autellix_backend.gateway.requests import check_values, read_body, read_headers, run_while_connected
 from autellix_backend.gateway.tenancy.intake import LONG_BODY_BYTES, Intake
@@ -34,6 +45,18 @@ class _Named(msgspec.Struct):
     """What is read of a body."""
 
     model: str | None = None
+
+
+class _Request(NamedTuple):
+    """What is forwarded."""
+
+    method: str
+    path: str
+    target: str
+    """Path and query, as the client wrote them."""
+    headers: Mapping[str, str]
+    body: bytes
+    caller: Caller
 
 
 class PassthroughEndpoint:
@@ -63,43 +86,37 @@ class PassthroughEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request while its client is connected."""
-        target = _target(scope)
-        headers = read_headers(scope)
+        target, headers = _target(scope), read_headers(scope)
         # Without a call that would take it over, the body counts until the answer.
         tenant = self._tenants.of(scope)
         with self._intake.hold(tenant) as hold:
             body = await read_body(headers, receive, hold, self._max_body_bytes, "gateway.max_body_bytes")
             await hold.pause()
             await check_values(body, hold)
-            model = _model_of(scope, body)
+            # All of a tenant count as one program: they say less of an engine than calls do.
+            caller = Caller(f"{tenant.name} pass-through", tenant.name, _model_of(scope, body))
+            request = _Request(scope["method"], scope["path"], target, headers, body, caller)
             hold.end_turn()
-            await run_while_connected(self._forward(scope, target, headers, body, model, send), receive)
+            await run_while_connected(self._forward(scope, tenant, request, send), receive)
 
-    async def _forward(
-        self,
-        scope: Scope,
-        target: str,
-        headers: Mapping[str, str],
-        body: bytes,
-        model: str | None,
-        send: Send,
-    ) -> None:
-        tenant = self._tenants.of(scope)
+    async def _forward(self, scope: Scope, tenant: Tenant, request: _Request, send: Send) -> None:
+        model = request.caller.model
         async with contextlib.AsyncExitStack() as stack:
             counting = None if self._limiter is None else self._limiter.counting(tenant, self._clock)
             rates = {} if counting is None else stack.enter_context(counting)
-            if len(body) > LONG_BODY_BYTES:
+            if len(request.body) > LONG_BODY_BYTES:
                 await stack.enter_async_context(self._turns[tenant.name])
             send = partial(_send_with, send, rates)
             engine = await self._holder(scope, tenant)
-            if scope["path"].rstrip("/") == MODELS_PATH and (tenant.models or len(self._pool.groups) > 1):
+            if request.path.rstrip("/") == MODELS_PATH and (tenant.models or len(self._pool.groups) > 1):
                 await _send_json(send, {"object": "list", "data": self._models_of(tenant)})
                 return
             if model is not None:
                 tenant.check_model(model)
             await self._models.check(model)
-            handle = stack.enter_context(self._pool.use(engine, model))
-            await self._relay(scope, handle.upstream, target, headers, body, send)
+            first, *others = self._pool.choices(engine, request.caller)
+            if not await self._relay(first, request, send, may_move=bool(others)):
+                await self._relay(others[0], request, send, may_move=False)
 
     def _models_of(self, tenant: Tenant) -> list[object]:
         known = self._pool.models
@@ -115,27 +132,32 @@ class PassthroughEndpoint:
         source = await self._store.find_answer(tenant.name, (response_id,), self._clock())
         return None if source is None else source.engine
 
-    async def _relay(
-        self,
-        scope: Scope,
-        upstream: Upstream,
-        target: str,
-        headers: Mapping[str, str],
-        body: bytes,
-        send: Send,
-    ) -> None:
-        response = await upstream.forward(scope["method"], target, request_headers(headers), body)
-        await self._answer(upstream, response, scope["path"], send)
-
-    async def _answer(self, upstream: Upstream, response: ClientResponse, path: str, send: Send) -> None:
-        head = response_headers(response.raw_headers)
-        if response.content_type == "text/event-stream":
-            await _start(send, response.status, head)
-            await self._relay_stream(upstream, response, path, send)
-            return
-        content = await upstream.read(response)
-        await _start(send, response.status, [*head, (b"content-length", str(len(content)).encode())])
-        await send({"type": "http.response.body", "body": content})
+    async def _relay(self, handle: EngineHandle, request: _Request, send: Send, *, may_move: bool) -> bool:
+        """Relay an engine's answer; return False if another engine is to answer."""
+        upstream = handle.upstream
+        with handle.held():
+            try:
+                response = await upstream.forward(
+                    request.method, request.target, request_headers(request.headers), request.body
+                )
+                head = response_headers(response.raw_headers)
+                if response.content_type == "text/event-stream":
+                    await _start(send, response.status, head)
+                    await self._relay_stream(upstream, response, request.path, send)
+                    return True
+                content = await upstream.read(response)
+            except EngineUnavailableError as error:
+                if error.is_unsent and may_move:
+                    return False
+                raise
+            except (EngineAnswerError, EngineTimeoutError) as error:
+                handle.refusals.on_fault(request.caller, f"{error.status:d} {cut(error.message)}")
+                raise
+            if response.status >= 400 and _is_refused(handle, request, response, content, may_move=may_move):
+                return False
+            await _start(send, response.status, [*head, (b"content-length", str(len(content)).encode())])
+            await send({"type": "http.response.body", "body": content})
+            return True
 
     async def _relay_stream(
         self, upstream: Upstream, response: ClientResponse, path: str, send: Send
@@ -149,6 +171,27 @@ class PassthroughEndpoint:
         finally:
             response.close()
         await send({"type": "http.response.body", "body": last})
+
+
+def _is_refused(
+    handle: EngineHandle, request: _Request, response: ClientResponse, content: bytes, *, may_move: bool
+) -> bool:
+    """Note whose fault a failed answer is; return whether another engine is to answer.
+
+    Raises:
+        EngineKeyError: if it is about the gateway's key.
+    """
+    has_clients_key = handle.upstream.shows_key(request.headers)
+    # What is not found may be the path, which not every engine has.
+    fault = fault_of(response.status, content, lists_model=False, has_clients_key=has_clients_key)
+    if fault.is_engines:
+        problem = f"{response.status} {words_of(content)}"
+        handle.refusals.on_fault(request.caller, problem, retry_after_s(response.headers))
+    if fault.can_repeat and may_move:
+        return True
+    if fault.is_gateways_key:
+        raise EngineKeyError(handle.name, response.status)
+    return False
 
 
 def _target(scope: Scope) -> str:
