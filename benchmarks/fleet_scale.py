@@ -38,6 +38,7 @@ from redis import Redis
 from store_throughput import Server, find_server, make_call, opened, redis_server
 
 from autellix_backend.cli.server import freeze_heap
+from autellix_backend.console.http.overview import current_load
 from autellix_backend.core.arrival import Arrival, Context
 from autellix_backend.core.balance.memory import memory_of
 from autellix_backend.core.config import SchedulerConfig
@@ -45,7 +46,6 @@ from autellix_backend.core.machine import Machine
 from autellix_backend.gateway.calls.body import parse_body
 from autellix_backend.gateway.calls.call import GatewayCall
 from autellix_backend.gateway.calls.dialects import CHAT_COMPLETIONS
-from autellix_backend.gateway.http.overview import current_load
 from autellix_backend.gateway.http.parameters import overview_of
 from autellix_backend.gateway.identity.identity import read_identity
 from autellix_backend.gateway.tenancy.tenants import Tenant

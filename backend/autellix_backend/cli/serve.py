@@ -34,12 +34,12 @@ from autellix_backend.cli.server import (
 )
 from autellix_backend.cli.signals import EXIT_FAILURE, EXIT_INTERRUPTED, on_signals
 from autellix_backend.cli.token_secret import with_token_secret
+from autellix_backend.console.http.page import PAGE_PATH, has_page
 from autellix_backend.engines.host_memory import with_host_memory
 from autellix_backend.engines.replica import default_model
 from autellix_backend.gateway.app import create_app
 from autellix_backend.gateway.engines.pool import EnginePool
 from autellix_backend.gateway.http.guard import is_loopback
-from autellix_backend.gateway.http.page import PAGE_PATH, has_page
 from autellix_backend.gateway.tenancy.file import load_tenants
 from autellix_backend.gateway.tenancy.tenants import Tenants
 from autellix_backend.observe.operator_log import configure_log

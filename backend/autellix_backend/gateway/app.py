@@ -12,21 +12,11 @@ from functools import partial
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
+from autellix_backend.console.http import events, history, overview, page, programs, replay, timeline
 from autellix_backend.engines.base import Engine
 from autellix_backend.gateway.calls.dialects import DIALECTS
 from autellix_backend.gateway.calls.exchange import CallEndpoint
-from autellix_backend.gateway.http import (
-    admin,
-    engines,
-    events,
-    history,
-    overview,
-    page,
-    programs,
-    replay,
-    sessions,
-    timeline,
-)
+from autellix_backend.gateway.http import admin, engines, sessions
 from autellix_backend.gateway.http.authentication import MAX_REQUESTS, Authentication
 from autellix_backend.gateway.http.call_paths import CallPaths
 from autellix_backend.gateway.http.errors import install_error_handlers

@@ -8,6 +8,11 @@ import time
 from collections.abc import Callable, Iterable
 from functools import partial
 
+from autellix_backend.console.explain.event_feed import EventFeed
+from autellix_backend.console.explain.recent_load import RecentLoad
+from autellix_backend.console.history.critical_path import spent
+from autellix_backend.console.history.groups import ProgramGroups
+from autellix_backend.console.history.history import PastProgram, ProgramHistory
 from autellix_backend.core.balance import make_balancer
 from autellix_backend.engines.base import Engine
 from autellix_backend.engines.supervisor import EngineChange, EngineState
@@ -19,12 +24,7 @@ from autellix_backend.gateway.classes import ProgramClasses
 from autellix_backend.gateway.engines.handle import EngineHandle
 from autellix_backend.gateway.engines.models import ModelLists
 from autellix_backend.gateway.engines.pool import EnginePool
-from autellix_backend.gateway.explain.event_feed import EventFeed
-from autellix_backend.gateway.explain.recent_load import RecentLoad
 from autellix_backend.gateway.fairness import AnswerTurns
-from autellix_backend.gateway.history.critical_path import spent
-from autellix_backend.gateway.history.groups import ProgramGroups
-from autellix_backend.gateway.history.history import PastProgram, ProgramHistory
 from autellix_backend.gateway.identity.identity import IdentityResolver
 from autellix_backend.gateway.identity.running_sessions import SESSION_TTL_S, RunningSessions
 from autellix_backend.gateway.identity.session_tokens import SessionTokens

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from tests.waiting import PATIENCE_S
 
+from autellix_backend.console.http import events
 from autellix_backend.gateway.errors import LimitError
-from autellix_backend.gateway.http import events
 from autellix_backend.gateway.http.authentication import Authentication
 from autellix_backend.gateway.tenancy import open_sessions
 from autellix_backend.gateway.tenancy.open_sessions import OpenSessions

@@ -8,10 +8,10 @@ from dataclasses import replace
 from typing import Any
 
 import msgspec
+from tests.console.page.stage import telling_program, wide_program
 from tests.lab.report.traces import recorded_trace
-from tests.page.stage import telling_program, wide_program
 
-from autellix_backend.gateway.http.timeline import timeline_of
+from autellix_backend.console.http.timeline import timeline_of
 from autellix_lab.report.perfetto import perfetto_trace, recorded_timeline
 
 

@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from autellix_backend.console.http.page import is_page_path
 from autellix_backend.gateway.errors import GatewayError, InvalidKeyError, TooManyOpenRequestsError
 from autellix_backend.gateway.fairness import FairStart
 from autellix_backend.gateway.http.errors import error_response
-from autellix_backend.gateway.http.page import is_page_path
 from autellix_backend.gateway.requests import client_of, read_headers
 from autellix_backend.gateway.tenancy.tenants import Tenants, set_tenant
 from autellix_backend.observe.operator_log import AuditLog

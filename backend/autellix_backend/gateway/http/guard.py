@@ -16,10 +16,10 @@ from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from autellix_backend.console.http.page import is_page_path
 from autellix_backend.engines.probe import LOOP_HEADER, LOOP_MARK
 from autellix_backend.gateway.errors import ForeignPageError, GatewayError, InvalidRequestError, LoopError
 from autellix_backend.gateway.http.errors import VERSION_HEADER, error_response
-from autellix_backend.gateway.http.page import is_page_path
 from autellix_backend.gateway.requests import read_headers
 
 MAX_HOST_CHARACTERS = 270

@@ -8,9 +8,9 @@ from typing import Annotated, Any, Protocol
 from fastapi import Depends
 from starlette.requests import Request
 
+from autellix_backend.console.explain.overview import Overview, engine_view
+from autellix_backend.console.history.history import PastProgram
 from autellix_backend.gateway.errors import AdminOnlyError, NotFoundError
-from autellix_backend.gateway.explain.overview import Overview, engine_view
-from autellix_backend.gateway.history.history import PastProgram
 from autellix_backend.gateway.http.guard import is_loopback, names_this_machine
 from autellix_backend.gateway.requests import client_of, read_headers
 from autellix_backend.gateway.tenancy.tenants import Tenant

@@ -8,9 +8,9 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from autellix_backend.console.http.page import FILES_PATH, PAGE_PATH, file_response, is_page_path
 from autellix_backend.gateway.errors import StartingError
 from autellix_backend.gateway.http.errors import error_response
-from autellix_backend.gateway.http.page import FILES_PATH, PAGE_PATH, file_response, is_page_path
 
 STARTING_PAGE = "starting.html"
 

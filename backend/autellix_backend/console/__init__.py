@@ -1,0 +1,1 @@
+"""What operators see of a gateway: explanations, history, overview, events and the live page."""
