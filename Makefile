@@ -1,7 +1,8 @@
-# The two commands of the README, and their parts. Every target sets up .venv first; a second run skips it.
-.PHONY: demo test test-beside check setup clean
+# The two commands of the README, and their parts. Every target sets up .venv first, with what it needs; a second run
+# skips it.
+.PHONY: demo install test test-beside check setup clean
 
-demo: setup
+demo: install
 	.venv/bin/autellix demo $(DEMO_ARGS)
 
 test: setup
@@ -12,6 +13,10 @@ test-beside: setup
 
 check: setup
 	scripts/check
+
+# The server, an engine and the demo, without the tests' tools.
+install:
+	@scripts/setup serve
 
 setup:
 	@scripts/setup

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-LIBRARY = Path("backend/autellix_backend/kernels/libautellix_swap.so")
+LIBRARY = Path("autellix_backend/kernels/libautellix_swap.so")
 MODES = ("auto", "cpu", "cuda", "off")
 WARNINGS = ("-Wall", "-Wextra")
 # Machine code for the two data-centre generations, and PTX for later devices.
@@ -77,6 +77,12 @@ def build(root: Path = ROOT, mode: str = "auto", tools: Toolchain | None = None)
     if mode != "auto":
         raise BuildError("; ".join(problems))
     return "off"
+
+
+def library_path(root: Path) -> Path:
+    """Return where the library goes, in the repository or in an sdist of the backend."""
+    backend = root / "backend"
+    return (backend if backend.is_dir() else root) / LIBRARY
 
 
 def command(root: Path, backend: str, tools: Toolchain, output: Path, extra: Sequence[str] = ()) -> list[str]:
@@ -141,7 +147,7 @@ def compile_library(words: Sequence[str]) -> None:
 
 
 def _build_one(root: Path, backend: str, tools: Toolchain) -> None:
-    library = root / LIBRARY
+    library = library_path(root)
     mark = _mark_path(root)
     fingerprint = _fingerprint(root, command(root, backend, tools, library))
     if library.exists() and mark.exists() and mark.read_text() == fingerprint:
@@ -155,11 +161,11 @@ def _build_one(root: Path, backend: str, tools: Toolchain) -> None:
 
 
 def _mark_path(root: Path) -> Path:
-    return (root / LIBRARY).with_suffix(".built")
+    return library_path(root).with_suffix(".built")
 
 
 def _remove(root: Path) -> None:
-    (root / LIBRARY).unlink(missing_ok=True)
+    library_path(root).unlink(missing_ok=True)
     _mark_path(root).unlink(missing_ok=True)
 
 

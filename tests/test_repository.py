@@ -14,8 +14,11 @@ import yaml
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+BACKEND = tomllib.loads((ROOT / "backend/pyproject.toml").read_text("utf-8"))
 VERSION = PROJECT["project"]["version"]
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
+PINNED_TO = re.compile(r'"autellix(?:-backend)?(?:\[\w+\])?==([\d.]+)"')
+OWN_EXTRAS = {"engine", "backend", "otel", "redis", "ray", "lab", "vllm", "cpu", "smollm2"}
 PINNED = re.compile(r"[\w.-]+/[\w./-]+@[0-9a-f]{40}")
 
 
@@ -89,7 +92,27 @@ def test_there_is_one_version() -> None:
     )
     assert len(images) > 2
     found = {chart["version"], chart["appVersion"], citation["version"], *images}
-    assert found == {VERSION}
+    # The distributions need each other's same version.
+    packages = [
+        BACKEND["project"]["version"],
+        *PINNED_TO.findall(read("pyproject.toml") + read("backend/pyproject.toml")),
+    ]
+    assert len(packages) == 2 + len(OWN_EXTRAS)
+    assert found | set(packages) == {VERSION}
+
+
+def test_each_extra_of_the_backend_is_one_of_the_client() -> None:
+    """`pip install 'autellix[redis]'` is what messages name, and the gateway is `autellix[backend]`."""
+    forwarded = {
+        name: re.findall(r"^autellix-backend(?:\[(\w+)\])?==", requirements[0])
+        for name, requirements in PROJECT["project"]["optional-dependencies"].items()
+        if requirements[0].startswith("autellix-backend")
+    }
+    assert set(forwarded) == OWN_EXTRAS
+    extras = {name: target for name, [target] in forwarded.items()}
+    assert extras.pop("engine") == ""
+    assert extras.pop("backend") == "gateway"
+    assert extras == {name: name for name in BACKEND["project"]["optional-dependencies"] if name != "gateway"}
 
 
 def test_the_changelog_dates_the_version() -> None:

@@ -133,14 +133,14 @@ def test_the_image_uses_existing_files_and_extras() -> None:
     copied = [word for line in re.findall(r"^COPY (.+) \S+$", text, re.MULTILINE) for word in line.split()]
     assert copied
     assert [name for name in copied if not (ROOT / name).exists()] == []
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    [extras] = re.findall(r'"\$wheel\[([a-z,]+)\]"', text)
-    assert set(extras.split(",")) <= set(project["project"]["optional-dependencies"])
-    # All that the wheel is made from.
-    folders = {
-        path.split("/")[0] for path in project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
-    }
-    assert folders <= set(copied)
+    client, backend = (
+        tomllib.loads((ROOT / path).read_text()) for path in ("pyproject.toml", "backend/pyproject.toml")
+    )
+    [extras] = re.findall(r'"\$backend\[([a-z,]+)\]"', text)
+    assert set(extras.split(",")) <= set(backend["project"]["optional-dependencies"])
+    # All that the wheels are made from.
+    packages = client["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+    assert {"backend", *(path.split("/")[0] for path in packages)} <= set(copied)
 
 
 def test_the_image_has_the_scheduler_where_the_chart_looks_for_it() -> None:

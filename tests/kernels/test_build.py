@@ -39,7 +39,7 @@ def hasty_cxx(builder: ModuleType, tmp_path: Path) -> str:
 def test_a_compiler_makes_a_library_once(builder: ModuleType, tree: Path, hasty_cxx: str) -> None:
     """Without nvcc `auto` makes the CPU library once; one that its sources no longer make goes."""
     tools = builder.Toolchain(cxx=hasty_cxx, nvcc=None)
-    library = tree / builder.LIBRARY
+    library = builder.library_path(tree)
     assert builder.build(tree, "auto", tools) == "cpu"
     assert SwapLibrary(library).has("cpu")
     assert not SwapLibrary(library).has("cuda")
@@ -56,11 +56,11 @@ def test_no_compiler_leaves_the_fallback(builder: ModuleType, tree: Path) -> Non
     """`auto` goes on without a compiler; what is opened then is Python."""
     tools = builder.Toolchain(cxx=None, nvcc=None)
     assert builder.build(tree, "auto", tools) == "off"
-    swapper = open_swapper(library=tree / builder.LIBRARY)
+    swapper = open_swapper(library=builder.library_path(tree))
     assert swapper.backend == "python"
     swapper.close()
     with pytest.raises(SwapError) as raised:
-        open_swapper("cpu", library=tree / builder.LIBRARY)
+        open_swapper("cpu", library=builder.library_path(tree))
     assert raised.value.field == "backend"
 
 
@@ -73,7 +73,7 @@ def test_the_requested_back_end_is_built_or_refused(builder: ModuleType, tree: P
 
 def test_off_removes_the_library(builder: ModuleType, tree: Path) -> None:
     """`off` leaves no library of an earlier build behind."""
-    library = tree / builder.LIBRARY
+    library = builder.library_path(tree)
     library.write_bytes(b"old")
     assert builder.build(tree, "off") == "off"
     assert not library.exists()

@@ -78,12 +78,13 @@ def make_images(folder: Path) -> dict[Part, Image]:
 
 
 def _copy_packages(folder: Path) -> str:
-    """Copy what the wheel holds."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    for name in project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]:
-        source = ROOT / name
-        ignored = shutil.ignore_patterns("__pycache__", "*.so")
-        shutil.copytree(source, folder / source.name, ignore=ignored)
+    """Copy what the wheels hold."""
+    for distribution in (ROOT, ROOT / "backend"):
+        project = tomllib.loads((distribution / "pyproject.toml").read_text())
+        for name in project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]:
+            source = distribution / name
+            ignored = shutil.ignore_patterns("__pycache__", "*.so")
+            shutil.copytree(source, folder / source.name, ignore=ignored)
     return str(folder)
 
 

@@ -253,8 +253,12 @@ def test_the_installed_weights_are_the_expected_ones() -> None:
 
 def test_setup_installs_the_release_that_the_error_names() -> None:
     setup = (ROOT / "scripts/setup").read_text(encoding="utf-8")
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    client, backend = (
+        tomllib.loads((ROOT / path).read_text(encoding="utf-8"))["project"]
+        for path in ("pyproject.toml", "backend/pyproject.toml")
+    )
     release = smollm2.INSTALL.split()[-1]
     assert f"--no-deps {release}\n" in setup
-    assert "smollm2" in project["optional-dependencies"]
-    assert project["entry-points"]["autellix.models"]["smollm2"] == "autellix_lab.demo.smollm2:smollm2"
+    assert "smollm2" in client["optional-dependencies"]
+    assert "smollm2" in backend["optional-dependencies"]
+    assert backend["entry-points"]["autellix.models"]["smollm2"] == "autellix_lab.demo.smollm2:smollm2"
