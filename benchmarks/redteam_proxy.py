@@ -6,7 +6,7 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -16,16 +16,17 @@ PROXIES = ("nginx", "envoy")
 START_S = 20.0
 
 
-def nginx(gateway: str, port: int, folder: Path) -> list[str]:
+def nginx(gateways: Sequence[str], port: int, folder: Path) -> list[str]:
     """Write nginx's files with other addresses, and return its command line."""
     shutil.copy(SHIPPED / "nginx.conf", folder)
-    (folder / "gateways.conf").write_text(f"server {gateway};\n")
+    (folder / "gateways.conf").write_text("".join(f"server {gateway};\n" for gateway in gateways))
     (folder / "listen.conf").write_text(f"listen 127.0.0.1:{port} backlog=4096;\n")
     return ["nginx", "-p", f"{folder}/", "-c", "nginx.conf", "-g", f"pid {folder}/pid; daemon off;"]
 
 
-def envoy(gateway: str, port: int, folder: Path) -> list[str]:
+def envoy(gateways: Sequence[str], port: int, folder: Path) -> list[str]:
     """Write Envoy's file with other addresses and without TLS, and return its command line."""
+    [gateway] = gateways
     host, _, gateway_port = gateway.partition(":")
     text = (SHIPPED / "envoy.yaml").read_text()
     for shipped, here in (
@@ -40,14 +41,15 @@ def envoy(gateway: str, port: int, folder: Path) -> list[str]:
 
 
 @contextmanager
-def running_proxy(name: str | None, gateway_url: str, folder: Path) -> Iterator[str]:
-    """Run a proxy in front of a gateway and yield its address; the gateway's own without a proxy."""
+def running_proxy(name: str | None, gateway_url: str, folder: Path, *further_urls: str) -> Iterator[str]:
+    """Run a proxy in front of gateways and yield its address; the first gateway's own without a proxy."""
     if name is None:
         yield gateway_url
         return
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port: int = probe.getsockname()[1]
-    command = {"nginx": nginx, "envoy": envoy}[name](urlsplit(gateway_url).netloc, port, folder)
+    gateways = [urlsplit(url).netloc for url in (gateway_url, *further_urls)]
+    command = {"nginx": nginx, "envoy": envoy}[name](gateways, port, folder)
     process = subprocess.Popen(command)
     try:
         _await_port(port, process)

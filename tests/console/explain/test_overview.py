@@ -16,6 +16,7 @@ from autellix_backend.reports.snapshot import (
     DemandSnapshot,
     EngineSnapshot,
     ParkedSnapshot,
+    PresentPrograms,
 )
 
 MEMORY, SLOT = ProgramState.WAITING_FOR_MEMORY, ProgramState.WAITING_FOR_SLOT
@@ -259,6 +260,40 @@ def test_what_remains_of_its_own_calls_in_a_snapshot_is_no_other_gateways() -> N
     present = elsewhere("bb")
     assert [place.state for place in present.open_places()] == [IN_ENGINE]
     assert present.program_state(program("q", active_calls=1)) is ProgramState.AT_ANOTHER_GATEWAY
+
+
+def test_the_next_calls_run_in_the_slots_of_those_that_have_ended() -> None:
+    """An engine leaves no slot free while calls wait."""
+    runs = [
+        standing(f"a{at}", place=at, level=1, is_running=True, call_id=f"r-{at}~aa-{at}") for at in (1, 2)
+    ]
+    waits = [standing(f"b{at}", place=at, level=1, call_id=f"w-{at}~bb-{at}") for at in (3, 4, 5)]
+    ended = open_call("r-1~aa-1", program_id="a1", reports=[report_of("r-1~aa-1")])
+    present = Overview([ended], {ENGINE: engine(snapshot(*runs, *waits))}, NOW, "aa")
+
+    places = {key: present.place_elsewhere(f"b{at}", key) for at, key in ((3, "w-3~bb-3"), (4, "w-4~bb-4"))}
+    # The other call of this gateway is not open any more.
+    assert [place and (place.state, place.state_s) for place in places.values()] == [(IN_ENGINE, 0.3)] * 2
+    assert [place.state for place in present.open_places()].count(SLOT) == 1
+
+
+def test_calls_of_before_a_snapshot_are_corrected_by_its_programs_and_numbers() -> None:
+    """An engine with many calls sends them every two seconds, and the programs that have some more often."""
+    calls = (
+        standing("gone", place=1, level=1, is_running=True, call_id="c~aa-1"),
+        standing("stays", place=2, level=1, is_running=True, call_id="c~aa-2"),
+        standing("next", place=3, level=1, call_id="c~aa-3"),
+        standing("later", place=4, level=1, call_id="c~aa-4"),
+    )
+    programs = PresentPrograms((), ("stays", "next", "later"))
+    last = snapshot(*calls, running=2, waiting=1, present=programs)
+    present = Overview([], {ENGINE: engine(last)}, NOW, "bb")
+
+    assert {entry.program_id: entry.is_running for entry, _ in present._in_engines.values()} == {
+        "stays": True,
+        "next": True,
+        "later": False,
+    }
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ A snapshot is up to a second old. Of the calls that were sent since, those for w
 count as being in the engine, in the order of sending, and the others as waiting.
 
 An engine's snapshot holds the calls of all gateways. What another gateway has and no snapshot shows is there.
+The slots of calls that have ended since a snapshot have gone to the next ones that waited.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+
+import msgspec
 
 from autellix_backend.core.balance.memory import MemoryReport
 from autellix_backend.gateway.calls.call import GatewayCall
@@ -114,11 +117,18 @@ class Overview:
         self._in_engines: dict[str, tuple[CallSnapshot, EngineSnapshot]] = {}
         self._elsewhere: dict[str, dict[str, CallPlace]] = {}
         """The places of other gateways' calls in engines, by program and call."""
+        calls = list(calls)
+        own = {call.engine_key: call for call in calls}
+
+        def has_ended(entry: CallSnapshot) -> bool:
+            call = own.get(entry.call_id)
+            return gateway_of(entry.call_id) == gateway_id if call is None else _has_ended(call)
+
         for engine in engines.values():
             for snapshot in engine.ranks:
                 # In queue order, so the last of a call's parallel choices counts.
-                self._in_engines.update((entry.call_id, (entry, snapshot)) for entry in snapshot.calls)
-                for entry in snapshot.calls:
+                for entry in _present_entries(snapshot, has_ended):
+                    self._in_engines[entry.call_id] = entry, snapshot
                     if gateway_of(entry.call_id) not in (None, gateway_id):
                         places = self._elsewhere.setdefault(entry.program_id, {})
                         places[entry.call_id] = _place_in_engine(entry, snapshot, engine.age_s or 0.0)
@@ -253,6 +263,23 @@ def gateway_of(call_key: str) -> str | None:
     """Return the id of the gateway that sent a call to its engine; None for a call that none sent."""
     _, separator, number = call_key.rpartition("~")
     return number.rpartition("-")[0] or None if separator else None
+
+
+def _present_entries(
+    snapshot: EngineSnapshot, has_ended: Callable[[CallSnapshot], bool]
+) -> list[CallSnapshot]:
+    """Return the calls of a snapshot that have not ended since; the next ones run in the slots of those."""
+    # Those of before the snapshot itself may have ended at other gateways.
+    inactive, others, is_complete = snapshot.programs
+    programs = {*inactive, *others} if is_complete else {entry.program_id for entry in snapshot.calls}
+    found = [entry for entry in snapshot.calls if entry.program_id in programs and not has_ended(entry)]
+    was_running, is_running = (sum(entry.is_running for entry in each) for each in (snapshot.calls, found))
+    freed = min(was_running, snapshot.running) - is_running
+    for at, entry in enumerate(found):
+        if freed > 0 and not entry.is_running and _state_of(entry, snapshot) is ProgramState.WAITING_FOR_SLOT:
+            found[at] = msgspec.structs.replace(entry, is_running=True, since_s=0.0)
+            freed -= 1
+    return found
 
 
 def _has_ended(call: GatewayCall) -> bool:
