@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autellix_backend.core.boost import LEAST_WORK, OUTPUT_WEIGHT, RENEWAL_S, ProgramBoost, work_of
+from autellix_backend.core.boost import LEADS, LEAST_WORK, OUTPUT_WEIGHT, RENEWAL_S, ProgramBoost, work_of
 from autellix_backend.core.statistics import ProgramStatistics, TokenCost
 from autellix_backend.core.table import Program
 
@@ -62,20 +62,19 @@ def test_programs_that_nothing_identified_keep_the_order_of_their_arrival() -> N
         assert boost.key_s(program(50.0, **facts)) < 50.0
 
 
-def test_they_count_as_having_arrived_as_much_earlier_as_calls_of_others_do() -> None:
+def test_they_count_as_having_arrived_as_much_earlier_as_the_lower_quartile_of_calls_of_others() -> None:
     boost, unknown = make_boost(), program(150.0, is_identified=False)
-    old, new = program(10.0, work=4096.0), program(150.0, work=4096.0)
-    boost.on_arrival(old, 150.0)
+    calls = [program(float(created_s), work=4096.0) for created_s in range(LEADS)]
+    boost.on_arrival(program(work=4096.0), 150.0)
     boost.renew(200.0)
     assert boost.key_s(unknown) == 150.0, "nobody is compared to anybody yet"
 
     boost.on_arrival(unknown, 150.0)
-    for _ in range(1000):
-        boost.on_arrival(old, 150.0)
-        boost.on_arrival(new, 150.0)
+    for call in (program(work=4096.0), *calls):
+        boost.on_arrival(call, 150.0)
     boost.renew(200.0 + RENEWAL_S)
-    between = (boost.key_s(old) + boost.key_s(new)) / 2
-    assert boost.key_s(unknown) == pytest.approx(between, abs=5.0)
+    earlier = [call for call in calls if boost.key_s(call) < boost.key_s(unknown)]
+    assert len(earlier) == pytest.approx(LEADS * 3 / 4, abs=1), "old calls that have left count no more"
     # All of them move together, and those of other tenants by what is known there.
     assert boost.place(unknown).base == 150.0
     assert boost.key_s(program(150.0, is_identified=False, tenant="other")) == 150.0

@@ -12,8 +12,9 @@ spread of sizes does. Each tenant has a strength of its own, by its own sizes.
 
 A call whose program nothing identified may be any call of any program. By its own work, calls of all programs
 would take turns, and these would evict each other's contexts; by its arrival alone, it would wait for calls
-of all earlier programs. So it counts as having arrived earlier by as much as those of identified programs do
-on average: such calls run in the order of their arrival, and share the engine with the others.
+of all earlier programs. So it counts as having arrived earlier, by as much as the lower quartile of the calls
+of identified programs do: such calls run in the order of their arrival, and share the engine with the others.
+The mean or the median, which calls of old programs raise, would let them pass the calls of new programs.
 
 Whoever waits for a group of programs waits for its last one. So a program also counts as having arrived
 earlier by the share of its group that has ended, times the mean response time as it is then.
@@ -26,7 +27,9 @@ where programs are compared (`core.queues.classed`): a new strength moves no pro
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Collection
+from functools import partial
 
 from autellix_backend.core.place import Place, WorkClass
 from autellix_backend.core.recent import latest
@@ -46,8 +49,9 @@ RENEWAL_S = 0.25
 up again would take long with many tenants."""
 UNIDENTIFIED = -1
 """The exponent in the class of calls whose program nothing identified."""
-LEAD_FADING = 0.95
-"""The weight that a lead keeps after each further call: about the latest twenty count."""
+LEADS = 20
+"""The latest calls of identified programs whose leads count. With 60 the means of program latency move by at
+most 0.02 of `fcfs`'s, with a share of 0.15 or 0.35 in place of a quarter by up to 0.1."""
 _LEAST_SHARE = 1e-12
 """The least share of the strength: below it, the logarithm loses all its digits."""
 
@@ -55,18 +59,6 @@ _LEAST_SHARE = 1e-12
 def work_of(prompt_tokens: float, output_tokens: float) -> float:
     """Return the work of tokens, in prompt tokens."""
     return prompt_tokens + OUTPUT_WEIGHT * output_tokens
-
-
-class _Lead:
-    """By how much earlier calls of identified programs count than they arrive, on average."""
-
-    def __init__(self) -> None:
-        self.mean_s = 0.0
-        self._weight = 0.0
-
-    def add(self, lead_s: float) -> None:
-        self._weight = self._weight * LEAD_FADING + 1.0
-        self.mean_s += (lead_s - self.mean_s) / self._weight
 
 
 class ProgramBoost:
@@ -80,8 +72,9 @@ class ProgramBoost:
         self.epoch = 0
         self._next_s = -math.inf
         self._token_s = token_cost.seconds
-        self._leads: dict[str, _Lead] = {}
-        """Those of the tenants that have calls whose program nothing identified."""
+        self._leads: dict[str, deque[float]] = {}
+        """By how much earlier (s) the latest calls of identified programs counted than they arrived, in each
+        tenant that has calls whose program nothing identified."""
         self._strengths_s: dict[str, float] = {}
         """The strength of the boost, by tenant."""
         self._boosts_s: dict[WorkClass, float] = {}
@@ -114,9 +107,9 @@ class ProgramBoost:
     def on_arrival(self, program: Program, now: float) -> None:
         """Learn from a call that arrives, in a tenant that has any whose program nothing identified."""
         if not program.is_identified:
-            latest(self._leads, program.tenant, _Lead, MAX_TENANTS)
-        elif (lead := self._leads.get(program.tenant)) is not None:
-            lead.add(now - self.key_s(program))
+            latest(self._leads, program.tenant, partial(deque, maxlen=LEADS), MAX_TENANTS)
+        elif (leads := self._leads.get(program.tenant)) is not None:
+            leads.append(now - self.key_s(program))
 
     def place(self, program: Program) -> Place:
         """Return the present place of a program in the order of its tenant."""
@@ -141,8 +134,8 @@ class ProgramBoost:
 
     def _compute(self, work_class: WorkClass) -> float:
         if work_class.exponent == UNIDENTIFIED:
-            lead = self._leads.get(work_class.tenant)
-            return -lead.mean_s if lead is not None else 0.0
+            leads = sorted(self._leads.get(work_class.tenant, ()))
+            return -leads[len(leads) // 4] if leads else 0.0
         strength_s = self._strengths_s.get(work_class.tenant, 0.0)
         if strength_s <= 0:
             return 0.0
