@@ -8,15 +8,19 @@ and answers with one JSON line on the given descriptor. `test_vllm_rules.py` has
 from __future__ import annotations
 
 import json
+import logging
 import os
 import random
 import sys
+import time
 import traceback
 from collections import Counter, deque
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 os.environ.update(
     VLLM_CPU_KVCACHE_SPACE="1",
@@ -28,6 +32,7 @@ os.environ.update(
 
 import torch
 from tests.counting import calls_made
+from tests.vllm_plugin.changed_vllm import CHANGES
 from vllm import SamplingParams
 from vllm.config.diffusion import DiffusionConfig
 from vllm.engine.arg_utils import EngineArgs
@@ -471,6 +476,33 @@ def changed_signature() -> dict[str, Any]:
     }
 
 
+def on_trial(*, change: str, is_async: bool) -> dict[str, Any]:
+    """Make a scheduler on a release that nobody knows, which a change of vLLM's behaviour may have."""
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("vllm.autellix")
+    logger.addHandler(handler)
+    with ExitStack() as stack:
+        stack.callback(logger.removeHandler, handler)
+        stack.callback(logger.setLevel, logger.level)
+        logger.setLevel(logging.WARNING)
+        stack.enter_context(mock.patch("vllm.__version__", "0.99.0"))
+        if change:
+            stack.enter_context(CHANGES[change]())
+        started_s = time.process_time()
+        engine = Engine({"policy": "plas"}, is_async=is_async, may_degrade=True)
+        took_s = time.process_time() - started_s
+    calls = [engine.add(f"call-{number}", 40, 5) for number in range(4)]
+    engine.finish()
+    return {
+        "lines": lines,
+        "is_degraded": engine.scheduler.is_degraded,
+        "finished": sum(call.is_finished() for call in calls),
+        "took_s": took_s,
+    }
+
+
 def diffusion(*, is_async: bool) -> dict[str, Any]:
     """Return the scheduler of a diffusion model."""
     engine = Engine({}, diffusion=DiffusionConfig(canvas_length=8), is_async=is_async)
@@ -676,6 +708,7 @@ SCENES: tuple[Callable[..., dict[str, Any]], ...] = (
     held_back,
     prefilled_elsewhere,
     changed_signature,
+    on_trial,
     diffusion,
     crowd,
     moved,

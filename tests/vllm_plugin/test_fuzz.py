@@ -40,3 +40,9 @@ def test_after_a_fault_anywhere_the_engine_goes_on() -> None:
     """One of our methods raises once in each script: all answers are those of vLLM's own scheduler."""
     tally = examine("--seeds", "1-100", "--faults")
     assert tally["faults"] > 20
+
+
+def test_a_load_that_fails_while_the_next_step_has_begun_fails_its_call_alone() -> None:
+    """A script that long runs have found: two steps overlap, and the first of them cannot load."""
+    tally = examine("--seeds", "1795935522887236-1795935522887236")
+    assert (tally["scripts"], tally["upstream"]) == (1, 0)

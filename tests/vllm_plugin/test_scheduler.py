@@ -372,17 +372,17 @@ def out_of_place(finished: list[str]) -> int:
     return sum(one != other for one, other in zip(priorities, sorted(priorities), strict=True))
 
 
-def test_an_unknown_vllm_keeps_its_own_order(engine_worker: Any, stock_runs: Any) -> None:
-    """An engine that we do not know serves every call as it would without us."""
+def test_an_unknown_vllm_that_passes_the_trial_is_used(engine_worker: Any, stock_runs: Any) -> None:
+    """The trial leaves nothing behind in the engine: its answers are those of vLLM's own scheduler."""
     expected = run_stock(engine_worker, stock_runs, False, True)
     run = engine_worker.run(scenario(vllm_version="0.99.1"))
     assert "error" not in run, run["error"]
-    assert run["is_degraded"] is True
+    assert run["is_degraded"] is False
     assert run["said"] == [
-        "Autellix: vLLM 0.99.1 is not one of 0.32, 0.33; this engine goes on in vLLM's own order"
+        ("Autellix: vLLM 0.99.1 is not one of 0.32, 0.33; it has passed the trial, so its calls are ordered")
     ]
-    for fact in ("finished", "outputs", "steps", "preemptions"):
-        assert expected[fact] == run[fact]
+    assert run["preemptions"] > expected["preemptions"]
+    assert expected["outputs"] == run["outputs"]
 
 
 @pytest.mark.parametrize("is_async", [True, False])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -105,6 +106,50 @@ def test_a_call_that_another_engine_has_prefilled_is_not_held_back(scenes: Any, 
 
 def test_a_changed_signature_of_vllms_leaves_the_engine_running(scenes: Any) -> None:
     assert play(scenes, "changed_signature") == {"finished": 4, "is_degraded": True}
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_release_that_nobody_knows_is_tried_out_and_used(scenes: Any, is_async: bool) -> None:
+    found = play(scenes, "on_trial", change="", is_async=is_async)
+    assert found.pop("took_s") < 1.0
+    assert found == {
+        "lines": [
+            (
+                "Autellix: vLLM 0.99.0 is not one of 0.32, 0.33; it has passed the trial, "
+                "so its calls are ordered"
+            )
+        ],
+        "is_degraded": False,
+        "finished": 4,
+    }
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("renamed_hook", "lacks _preempt_request"),
+        ("renamed_method", "lacks kv_cache_manager.block_pool.get_cached_block"),
+        ("required_argument", "missing 1 required keyword-only argument: 'reason'"),
+        ("other_return", "'list' object has no attribute 'get_block_ids'"),
+        ("other_result", "'list' object has no attribute 'values'"),
+        ("other_end", "(call d has left, and is still tracked|KeyError: 'd')"),
+        ("own_queue", "vLLM puts another queue in place of waiting"),
+        ("kept_progress", "call a reads a wrong token 0 in block"),
+        ("blocks_in_part", "call a has no block for token 32"),
+        ("renamed_field", "unsupported operand type.* 'method' and 'int'"),
+    ],
+)
+def test_a_release_that_behaves_otherwise_keeps_its_own_order(
+    scenes: Any, change: str, said: str, is_async: bool
+) -> None:
+    """One line says what did not hold; calls end as on any engine."""
+    found = play(scenes, "on_trial", change=change, is_async=is_async)
+    [line] = found["lines"]
+    assert "vLLM 0.99.0" in line
+    assert re.search(said, line)
+    assert line.endswith("; this engine goes on in vLLM's own order")
+    assert (found["is_degraded"], found["finished"]) == (True, 4)
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,12 @@ from vllm.v1.request import Request
 
 from autellix_backend.reports.link import EngineFacts, address_of_rank
 from autellix_backend.settings import report_secret
-from autellix_backend.vllm_plugin.compatibility import why_incompatible
+from autellix_backend.vllm_plugin.compatibility import (
+    KNOWN_VERSIONS,
+    is_known_release,
+    vllm_version,
+    why_incompatible,
+)
 from autellix_backend.vllm_plugin.plugin import SchedulerPlugin
 from autellix_backend.vllm_plugin.report_server import ReportServer
 from autellix_backend.vllm_plugin.settings import PluginSettings
@@ -55,12 +60,16 @@ class ProgramSchedulerMixin(_Host):
     clock: Callable[[], float] = staticmethod(time.monotonic)
     """The source of time; a test may set another."""
     plugin: SchedulerPlugin | None = None
-    """Our part; None where this vLLM is not one that we know."""
+    """Our part; None where it does not fit this vLLM."""
+    is_on_trial = False
+    """Whether this is the small scheduler of a trial."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         settings = PluginSettings.from_additional_config(self.vllm_config.additional_config)
         problem = why_incompatible(self)
+        if problem is None and not (self.is_on_trial or is_known_release()):
+            problem = self._try_out()
         self.is_degraded = problem is not None
         if problem is None:
             self._set_up(settings)
@@ -70,13 +79,26 @@ class ProgramSchedulerMixin(_Host):
             address = address_of_rank(settings.report_address, self.plugin.facts.rank)
             self.plugin.tracker.reports = ReportServer(address, report_secret(), self.facts)
 
+    def _try_out(self) -> str | None:
+        """Return why a release that the tests do not know is left alone; None if it passes the trial."""
+        name = f"vLLM {vllm_version()} is not one of {', '.join(KNOWN_VERSIONS)}"
+        try:
+            # Needs names of vLLM that nothing else here does.
+            from autellix_backend.vllm_plugin.trial import why_unfit
+        except ImportError as error:
+            return f"{name}, and cannot be tried out: {error}"
+        problem = why_unfit(self)
+        if problem is not None:
+            return f"{name}, and does not pass the trial: {problem}"
+        logger.warning("Autellix: %s; it has passed the trial, so its calls are ordered", name)
+        return None
+
     def _set_up(self, settings: PluginSettings) -> None:
         try:
             self.plugin = SchedulerPlugin(self, settings, lambda: self.clock())
             self.plugin.take_over(lambda action: self._guard(lambda _: action()))
-        except Exception:  # As in _guard.
-            logger.exception(_FAILED)
-            self._give_up()
+        except Exception:  # noqa: BLE001 -- as in _guard
+            self._fail()
 
     def facts(self) -> EngineFacts:
         """Return what gateways learn of this engine; may be called in another thread."""
@@ -174,20 +196,21 @@ class ProgramSchedulerMixin(_Host):
             if self.plugin.engine.order.fault is not None:
                 self.plugin.engine.order.raise_fault()
             action(self.plugin)
-        except Exception:  # The engine's loop is not ours: a fault here must not take every request down.
-            logger.exception(_FAILED)
-            self._give_up()
+        except Exception:  # noqa: BLE001 -- a fault of ours must not take down the engine's loop
+            self._fail()
 
     def _try(self, action: Callable[[], Any]) -> None:
         """Do something that must be done whether or not our part has failed."""
         try:
             action()
-        except Exception:  # As in _guard.
-            logger.exception(_FAILED)
-            if not self.is_degraded:
-                self._give_up()
+        except Exception:  # noqa: BLE001 -- as in _guard
+            self._fail()
 
-    def _give_up(self) -> None:
+    def _fail(self) -> None:
+        """Log the error that is being handled, and leave the engine to vLLM from now on."""
+        logger.exception(_FAILED)
+        if self.is_degraded:
+            return
         self.is_degraded = True
         if self.plugin is not None and self.plugin.is_in_charge:
             self._try(self.plugin.engine.order.let_go)

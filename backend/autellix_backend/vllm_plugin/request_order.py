@@ -20,7 +20,7 @@ from autellix_backend.vllm_plugin.ranked_queue import RankedRequestQueue
 from autellix_backend.vllm_plugin.ranks import UNRANKED, Rank
 
 # vLLM 0.32 and 0.33 name their waiting queues differently; those that exist are ours to order.
-_QUEUE_NAMES = ("waiting", "skipped_waiting", "kv_holding_waiting")
+QUEUE_NAMES = ("waiting", "skipped_waiting", "kv_holding_waiting")
 # A rank of ours has fewer bits; the client's priority is above it.
 _RANK_BITS = 160
 
@@ -71,7 +71,7 @@ class RequestOrder:
         self._on_look = on_look
         if is_ordering:
             self._scheduler.policy = SchedulingPolicy.FCFS
-        for name in _QUEUE_NAMES:
+        for name in QUEUE_NAMES:
             queue = getattr(self._scheduler, name, None)
             if isinstance(queue, RequestQueue):
                 ranked = RankedRequestQueue(
@@ -84,7 +84,7 @@ class RequestOrder:
                 )
                 setattr(self._scheduler, name, ranked)
                 self._queues.append(ranked)
-                if name != _QUEUE_NAMES[0]:
+                if name != QUEUE_NAMES[0]:
                     self._holding_queues.append(ranked)
 
     def let_go(self) -> None:

@@ -48,6 +48,8 @@ class KVRunner:
         self._steps = 0
         self._images: set[str] = set()
         """The images that the encoder's cache has."""
+        self._failed_before: set[int] = set()
+        """The blocks whose loads failed in the step before."""
         self.has_failed = False
         """Whether a load has failed."""
 
@@ -63,7 +65,10 @@ class KVRunner:
         loaded = self._load(output.kv_connector_metadata)
         self._update(output)
         sampled, reads = {}, []
-        failed = loaded.invalid_block_ids if loaded is not None else ()
+        failed = loaded.invalid_block_ids if loaded is not None else set()
+        # A step that overlaps with the one in which a load failed still has the request, which fails for it.
+        is_failing = self._setup.failures == "fail" and self._setup.mode != "sync"
+        failed, self._failed_before = failed | self._failed_before, failed if is_failing else set()
         for name, count in output.num_scheduled_tokens.items():
             request = self._requests[name]
             drafts = output.scheduled_spec_decode_tokens.get(name, [])
