@@ -28,10 +28,10 @@ from typing import Any
 import uvicorn
 import uvloop
 
+from autellix_backend.assembly import create_app
 from autellix_backend.core.balance import BALANCER_NAMES
 from autellix_backend.engines.base import Engine
 from autellix_backend.engines.factory import make_engines
-from autellix_backend.gateway.app import create_app
 from autellix_backend.observe.settled_call import SettledCall
 from autellix_backend.settings import BalancerSettings, EngineSettings, GatewaySettings, Settings
 from autellix_lab.bench.compare import Target, calibrate
@@ -63,7 +63,7 @@ async def gateway(
 ) -> AsyncIterator[str]:
     """Serve a gateway of its own inside; yield its address."""
     app = create_app(settings, *engines)
-    app.state.components.registry.subscribe(on_settled=on_settled)
+    app.state.gateway.registry.subscribe(on_settled=on_settled)
     config = uvicorn.Config(app, port=0, http="h11", ws="none", access_log=False, log_config=None)
     server = uvicorn.Server(config)
     serving = asyncio.create_task(server.serve())
@@ -73,7 +73,7 @@ async def gateway(
         yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     finally:
         server.should_exit = True
-        app.state.components.closing.set()
+        app.state.gateway.closing.set()
         await serving
 
 

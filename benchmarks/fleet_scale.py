@@ -37,8 +37,10 @@ from proxies import RunningEngine
 from redis import Redis
 from store_throughput import Server, find_server, make_call, opened, redis_server
 
+from autellix_backend.assembly import create_app
 from autellix_backend.cli.server import freeze_heap
-from autellix_backend.console.http.overview import current_load
+from autellix_backend.console.explain.current_load import current_load
+from autellix_backend.console.explain.overview import overview_of
 from autellix_backend.core.arrival import Arrival, Context
 from autellix_backend.core.balance.memory import memory_of
 from autellix_backend.core.config import SchedulerConfig
@@ -46,10 +48,9 @@ from autellix_backend.core.machine import Machine
 from autellix_backend.gateway.calls.body import parse_body
 from autellix_backend.gateway.calls.call import GatewayCall
 from autellix_backend.gateway.calls.dialects import CHAT_COMPLETIONS
-from autellix_backend.gateway.http.parameters import overview_of
 from autellix_backend.gateway.identity.identity import read_identity
 from autellix_backend.gateway.tenancy.tenants import Tenant
-from autellix_backend.gateway.wiring import Components
+from autellix_backend.gateway.wiring import Gateway
 from autellix_backend.observe.settled_call import Outcome, Usage
 from autellix_backend.reports.snapshot import EngineSnapshot, admission_of, demand_of, snapshot_of
 from autellix_backend.settings import Settings
@@ -166,8 +167,8 @@ class Fleet:
         self._now, self._step = 0.0, 0
         names = [f"remote-{number}" for number in range(engines)]
         remote = [RunningEngine(name, f"http://{name}:8000", ()) for name in names]
-        self._parts = Components(Settings(), remote, store=None, tenants=None, clock=lambda: self._now)
-        self._parts.registry.subscribe(on_begun=self._parts.router.on_begun)
+        self._gateway: Gateway = create_app(Settings(), *remote, clock=lambda: self._now).state.gateway
+        self._gateway.registry.subscribe(on_begun=self._gateway.router.on_begun)
         self._engines = {name: SimulatedEngine() for name in names}
         self._random = random.Random(programs)
         self._numbers = count()
@@ -209,14 +210,14 @@ class Fleet:
                 await self._answer(name, *self._open.pop(key))
         if self._step % SNAPSHOT_TICKS == 0:
             for name, engine in self._engines.items():
-                message, handle = engine.message(self._now, self._step), self._parts.pool.get(name)
+                message, handle = engine.message(self._now, self._step), self._gateway.pool.get(name)
                 with self._timed("snapshot"):
                     handle.on_message(message)
         if self._step % OVERVIEW_TICKS == 0:
             self.times["overview"].append(1e6 * await longest_step_s(self._sample()))
 
     async def _sample(self) -> None:
-        await current_load(self._parts, overview_of(self._parts))
+        await current_load(self._gateway.store, overview_of(self._gateway))
 
     def new_program(self) -> PlannedProgram:
         """Return a program that has made no call."""
@@ -247,18 +248,18 @@ class Fleet:
             ),
         )
         with self._timed("decision"):
-            self._parts.router.assign(call)
+            self._gateway.router.assign(call)
         with self._timed("begin"):
-            await self._parts.registry.begin(call)
-        self._parts.registry.on_sent(call)
+            await self._gateway.registry.begin(call)
+        self._gateway.registry.on_sent(call)
         return call
 
     async def settle(self, call: GatewayCall, program: PlannedProgram) -> None:
         """Settle a call, after which its program's context has grown."""
         usage = Usage(program.tokens, OUTPUT_TOKENS, program.held_tokens)
         with self._timed("settle"):
-            await self._parts.registry.settle(call, Outcome.OK, has_reports=False, read_usage=lambda: usage)
-            self._parts.router.release(call)
+            await self._gateway.registry.settle(call, Outcome.OK, has_reports=False, read_usage=lambda: usage)
+            self._gateway.router.release(call)
         program.calls_left -= 1
         program.held_tokens = program.tokens + OUTPUT_TOKENS
         program.tokens = program.held_tokens + self._random.randint(*ADDED_TOKENS)
@@ -268,7 +269,7 @@ class Fleet:
         if not program.calls_left:
             self._engines[engine].end_program(program.name, self._now)
             with self._timed("end"):
-                await self._parts.store.end_program(program.name, self._now)
+                await self._gateway.store.end_program(program.name, self._now)
             program = self.new_program()
         due_s = self._now + self._random.uniform(0.5, 1.5) * PAUSE_S
         heapq.heappush(self._due, (due_s, next(self._numbers), program))

@@ -19,10 +19,10 @@ import psutil
 import uvicorn
 import uvloop
 
+from autellix_backend.assembly import create_app
 from autellix_backend.cli.server import freeze_heap, server_config
 from autellix_backend.engines.base import Engine, EngineKind, Health
 from autellix_backend.engines.probe import probe
-from autellix_backend.gateway.app import create_app
 from autellix_backend.settings import Settings
 
 START_S = 60.0

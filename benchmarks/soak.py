@@ -36,10 +36,10 @@ import uvloop
 from prometheus_client.parser import text_string_to_metric_families
 from proxies import RunningEngine
 
+from autellix_backend.assembly import create_app
 from autellix_backend.cli.server import BACKLOG, GatewayServer, connection_limit
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.policies import make_policy
-from autellix_backend.gateway.app import create_app
 from autellix_backend.gateway.identity.running_sessions import SESSION_TTL_S
 from autellix_backend.settings import GatewaySettings, Settings
 from autellix_backend.stores.base import CallEnd, CallStart, Inherited
@@ -143,7 +143,7 @@ def _serve_gateway(engine: RunningEngine, settings: Settings, requests: Connecti
                     break
                 requests.send(await _stats(store))
             server.should_exit = True
-            app.state.components.closing.set()
+            app.state.gateway.closing.set()
             await serving
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

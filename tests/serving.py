@@ -70,14 +70,14 @@ async def listening(app: Any, *, max_connections: int | None = None) -> AsyncIte
     server = PromptServer(config)
     task = asyncio.create_task(server.serve())
     await until(lambda: server.started or task.done())
-    components = getattr(getattr(app, "state", None), "components", None)
-    if components is not None:
-        await components.pool.links_settled(PATIENCE_S)
+    gateway = getattr(getattr(app, "state", None), "gateway", None)
+    if gateway is not None:
+        await gateway.pool.links_settled(PATIENCE_S)
     try:
         yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     finally:
-        if components is not None:
-            components.closing.set()
+        if gateway is not None:
+            gateway.closing.set()
         server.end()
         await task
 

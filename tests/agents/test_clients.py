@@ -17,8 +17,8 @@ from tests.fakes.agent_engine import AgentEngine
 from tests.fakes.agent_turns import CLOSING
 from tests.serving import listening
 
+from autellix_backend.assembly import create_app
 from autellix_backend.engines.factory import make_remote
-from autellix_backend.gateway.app import create_app
 from autellix_backend.settings import EngineSettings, Settings
 
 pytestmark = [pytest.mark.network, pytest.mark.timeout(240)]

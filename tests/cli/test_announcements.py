@@ -66,5 +66,5 @@ async def test_engines_of_several_models_are_named_with_their_models(
     capsys: pytest.CaptureFixture[str], models: list[tuple[str, ...]], expected: str
 ) -> None:
     async with serving_pool(*(FakeBehaviour(models=each) for each in models)) as rig:
-        note_models(rig.app.state.components.pool)
+        note_models(rig.app.state.gateway.pool)
     assert capsys.readouterr().err == expected

@@ -13,8 +13,8 @@ from tests.fakes.engine import FakeBehaviour, FakeEngine
 from tests.serving import listening
 from tests.waiting import until
 
+from autellix_backend.assembly import create_app
 from autellix_backend.cli.main import main
-from autellix_backend.gateway.app import create_app
 from autellix_backend.settings import Settings
 
 

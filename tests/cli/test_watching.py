@@ -26,12 +26,12 @@ from tests.gateway.snapshots import snapshot, standing
 from tests.serving import listening
 from tests.waiting import PATIENCE_S, until
 
+from autellix_backend.assembly import create_app
 from autellix_backend.cli.main import main, make_parser
 from autellix_backend.cli.program_table import program_table
 from autellix_backend.cli.remote import RemoteError, RemoteGateway
 from autellix_backend.cli.why import explanation
 from autellix_backend.core.config import SchedulerConfig
-from autellix_backend.gateway.app import create_app
 from autellix_backend.settings import Settings
 
 CHAT = "/v1/chat/completions"
@@ -65,7 +65,7 @@ def at_work(use: Callable[[str], None]) -> None:
             )
             assert engine.report_server is not None
             engine.report_server.broadcast(told)
-            [handle] = app.state.components.pool
+            [handle] = app.state.gateway.pool
             await until(lambda: handle.snapshots.merged is not None)
             await asyncio.to_thread(use, url)
             for task in tasks:

@@ -24,9 +24,9 @@ from tests.serving import listening
 from tests.waiting import PATIENCE_S
 
 import autellix
+from autellix_backend.assembly import create_app
 from autellix_backend.engines.base import EngineKind
 from autellix_backend.engines.remote import RemoteEngine
-from autellix_backend.gateway.app import create_app
 from autellix_backend.settings import EngineSettings, Settings
 
 ROUTER = os.environ.get("AUTELLIX_PRODUCTION_STACK")
@@ -116,8 +116,8 @@ async def test_a_gateway_behind_it_knows_the_programs(router: Router) -> None:
             assert found["x-autellix-identity-source"] == "program-header"
             assert found["x-autellix-program-id"] == "p"
         # It has no route for sessions: a program without a last call ends when it is idle.
-        assert served.state.components.store._entries.keys() == {"p"}
-        assert not served.state.components.store._heartbeats
+        assert served.state.gateway.store._entries.keys() == {"p"}
+        assert not served.state.gateway.store._heartbeats
         for name in ("x-dynamo-session-id", "x-session-id", "x-llm-d-inference-fairness-id"):
             found = await call(client, extra_headers={name: "q"})
             assert found["x-autellix-program-id"] == "q"

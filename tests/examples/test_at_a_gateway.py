@@ -19,9 +19,9 @@ from tests.fakes.engine import FakeEngine
 from tests.serving import serving_thread
 from tests.waiting import wait_until
 
+from autellix_backend.assembly import create_app
 from autellix_backend.console.http.history import HISTORY_PATH
 from autellix_backend.engines.replica import VllmReplica
-from autellix_backend.gateway.app import create_app
 from autellix_backend.settings import EngineSettings, Settings
 from autellix_wire.paths import PROGRAMS_PATH
 

@@ -18,9 +18,9 @@ from tests.gateway.usage import check_usage, reserved_calls
 from tests.serving import listening
 from tests.waiting import until
 
+from autellix_backend.assembly import create_app
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.policies import make_policy
-from autellix_backend.gateway.app import create_app
 from autellix_backend.gateway.identity.running_sessions import SESSION_TTL_S
 from autellix_backend.gateway.tenancy.limiter import Limiter
 from autellix_backend.gateway.tenancy.tenants import key_line
@@ -155,11 +155,11 @@ def serve() -> Serve:
                 app = create_app(settings, engine, store=store, clock=clock)
                 async with listening(app) as url:
                     async with aiohttp.ClientSession() as client:
-                        rig = Rig(url, client, engine, store, app.state.components.limiter, app)
+                        rig = Rig(url, client, engine, store, app.state.gateway.limiter, app)
                         yield rig
                     await rig.settled()
                     store.check()
-                    assert len(app.state.components.classes) == (await store.counts()).programs
+                    assert len(app.state.gateway.classes) == (await store.counts()).programs
                     if rig.limiter is not None:
                         check_usage(rig.limiter)
                         assert reserved_calls(rig.limiter) == 0

@@ -6,8 +6,9 @@ from typing import Any
 
 from tests.gateway import open_calls
 
-from autellix_backend.console.explain.overview import EngineView, Overview
+from autellix_backend.console.explain.overview import Overview
 from autellix_backend.gateway.calls.call import GatewayCall
+from autellix_backend.gateway.engines.view import EngineView
 from autellix_backend.reports.snapshot import CallSnapshot, EngineSnapshot
 from autellix_backend.stores.base import ProgramView
 

@@ -16,7 +16,7 @@ from tests.gateway.agents import AGENTS, Agent, Task, fork
 from tests.redis_server import RedisServer
 from tests.serving import listening
 
-from autellix_backend.gateway.app import create_app
+from autellix_backend.assembly import create_app
 from autellix_backend.settings import BalancerSettings, Settings, StoreSettings
 
 CALLS = 3

@@ -13,10 +13,10 @@ import pytest
 from tests.fakes.engine import FakeBehaviour, FakeEngine, Fault
 from tests.waiting import PATIENCE_S, until
 
+from autellix_backend.assembly import create_app
+from autellix_backend.console import wiring as console_wiring
 from autellix_backend.core.policies import make_policy
-from autellix_backend.gateway import app as gateway_app
 from autellix_backend.gateway import wiring
-from autellix_backend.gateway.app import create_app
 from autellix_backend.observe.metrics import GatewayMetrics
 from autellix_backend.settings import ObserveSettings, Settings
 from autellix_backend.stores.memory import MemoryStore
@@ -29,7 +29,8 @@ HELLO: dict[str, Any] = {"model": "autellix.fake-model", "messages": [{"role": "
 
 @pytest.fixture(autouse=True)
 def short_period(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gateway_app, "REAP_PERIOD_S", 0.02)
+    monkeypatch.setattr(wiring, "REAP_PERIOD_S", 0.02)
+    monkeypatch.setattr(console_wiring, "STRAGGLER_PERIOD_S", 0.02)
 
 
 async def metrics_of(rig: Any) -> str:

@@ -61,7 +61,7 @@ async def test_a_call_without_identity_leaves_the_spread_as_it_is(serve: Any) ->
             await rig.chat()
             await rig.chat({"X-Autellix-Program-ID": f"p{number}", "X-Autellix-Final": "true"})
         await rig.chat({"X-Autellix-Program-ID": "last"})
-        sizes = rig.app.state.components.classes._sizes[""]
+        sizes = rig.app.state.gateway.classes._sizes[""]
     assert len(sizes) == LEAST_PROGRAMS
 
 

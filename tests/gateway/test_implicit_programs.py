@@ -23,9 +23,9 @@ from tests.waiting import wait_until
 
 import autellix
 from autellix.testing import RecordingBackend, tool_call
+from autellix_backend.assembly import create_app
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.engines.remote import RemoteEngine
-from autellix_backend.gateway.app import create_app
 from autellix_backend.settings import GatewaySettings, Settings, StoreSettings
 from autellix_wire.paths import PROGRAMS_PATH
 

@@ -15,9 +15,9 @@ from tests.gateway.agents import AGENTS, Task
 from tests.gateway.live_states import watch
 from tests.waiting import until
 
+from autellix_backend.assembly import create_app
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.policies import make_policy
-from autellix_backend.gateway.app import create_app
 from autellix_backend.settings import GatewaySettings, Settings
 from autellix_backend.stores.base import CallEnd, CallStart
 from autellix_backend.stores.memory import MemoryStore

@@ -19,9 +19,9 @@ from tests.conftest import LIVE_STARTUP_S
 from tests.gateway.live_states import watch
 from tests.waiting import PATIENCE_S
 
+from autellix_backend.assembly import create_app
 from autellix_backend.core.policies import make_policy
 from autellix_backend.engines.replica import VllmReplica
-from autellix_backend.gateway.app import create_app
 from autellix_backend.settings import EngineSettings, GatewaySettings, Settings
 from autellix_backend.stores.base import CallEnd, CallStart
 from autellix_backend.stores.memory import MemoryStore

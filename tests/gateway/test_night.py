@@ -22,11 +22,11 @@ from tests.redis_server import RedisServer
 from tests.serving import listening
 from tests.waiting import until
 
+from autellix_backend.assembly import create_app
 from autellix_backend.cli.announcements import note_change
 from autellix_backend.engines import supervisor
 from autellix_backend.engines.base import EngineKind
 from autellix_backend.engines.remote import RemoteEngine
-from autellix_backend.gateway.app import create_app
 from autellix_backend.gateway.engines import handle
 from autellix_backend.gateway.tenancy.file import load_tenants
 from autellix_backend.gateway.tenancy.tenants import key_line
@@ -241,7 +241,7 @@ async def night_of(
     for remote in remotes:
         await remote.start()
     app = create_app(case.settings, *remotes, tenants=load_tenants(case.settings))
-    app.state.components.pool.subscribe(note_change)
+    app.state.gateway.pool.subscribe(note_change)
     try:
         async with listening(app) as url, aiohttp.ClientSession() as client:
             night = Night(url, client, app, engines, caplog, server)

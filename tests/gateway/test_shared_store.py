@@ -18,7 +18,7 @@ from tests.redis_server import RedisServer
 from tests.serving import listening
 from tests.waiting import until
 
-from autellix_backend.gateway.app import create_app
+from autellix_backend.assembly import create_app
 from autellix_backend.gateway.classes import LEAST_PROGRAMS
 from autellix_backend.settings import GatewaySettings, Settings, StoreSettings, TenantLimits
 

@@ -16,8 +16,8 @@ from tests.serving import serving_thread
 from tests.waiting import PATIENCE_S
 
 import autellix
+from autellix_backend.assembly import create_app
 from autellix_backend.core.config import SchedulerConfig
-from autellix_backend.gateway.app import create_app
 from autellix_backend.settings import GatewaySettings, ObserveSettings, Settings
 from autellix_lab.demo.model import DEMO_MODEL_NAME
 from autellix_lab.workload.loaders import load as load_traces

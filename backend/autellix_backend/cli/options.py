@@ -24,6 +24,7 @@ OPTIONS = {
     "--host": "gateway.host",
     "--port": "gateway.port",
     "--tenants": "gateway.tenants_file",
+    "--no-console": "gateway.console",
     "--served-model-name": "engine.served_model_name",
     "--max-num-seqs": "engine.max_num_seqs",
     "--kv-host-gib": "engine.kv_host_gib",
@@ -44,6 +45,13 @@ OPTIONS = {
 """Dotted field by option."""
 IMPLIED = {"--ray": ANY_CLUSTER}
 """The values of options that are given without one."""
+SWITCHES = {
+    "--no-console": (
+        False,
+        "leave out the console: lists of programs, why, history, events, live page",
+    )
+}
+"""The values of options that take none, and their texts."""
 REPEATED = ("--engine",)
 
 _LINK = re.compile(r"\[([^]]+)\]\([^)]+\)")
@@ -54,6 +62,16 @@ def add_setting_options(parser: argparse.ArgumentParser, *names: str) -> None:
     parser.add_argument("--config", type=Path, metavar="FILE", help="TOML file of settings")
     defaults = settings_to_mapping(Settings())
     for name in names or OPTIONS:
+        if name in SWITCHES:
+            value, text = SWITCHES[name]
+            parser.add_argument(
+                name,
+                dest=PREFIX + OPTIONS[name],
+                action="store_const",
+                const=value,
+                help=text,
+            )
+            continue
         section, _, key = OPTIONS[name].partition(".")
         text = _LINK.sub(r"\1", text_of(section, key)).replace("`", "") + _choices_text(section, key)
         parser.add_argument(

@@ -15,6 +15,8 @@ from autellix_backend.settings import client_environment
 from autellix_wire.paths import API_PREFIX
 
 TIMEOUT_S = 10.0
+NO_SUCH_ROUTE = {404: "Not Found", 405: "Method Not Allowed"}
+"""Ends of a gateway's answer where it has no such path, or not with this method."""
 PAGE_PROGRAMS = 500
 """Programs per answer; a gateway allows 1,000."""
 
@@ -77,9 +79,10 @@ class RemoteGateway:
                 answer = json.load(response)
         except urllib.error.HTTPError as error:
             with error:
-                raise RemoteError(
-                    f"{self.url} answers {error.code}: {_message(error)}", error.code
-                ) from error
+                message = _message(error)
+                if error.code in NO_SUCH_ROUTE and message.endswith(NO_SUCH_ROUTE[error.code]):
+                    message += "; expected a gateway with a console, served without --no-console"
+                raise RemoteError(f"{self.url} answers {error.code}: {message}", error.code) from error
         except (OSError, HTTPException, ValueError) as error:
             reason = getattr(error, "reason", None) or error
             raise RemoteError(

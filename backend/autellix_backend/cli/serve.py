@@ -13,6 +13,7 @@ from dataclasses import replace
 
 import uvloop
 
+from autellix_backend.assembly import create_app
 from autellix_backend.cli.announcements import (
     note,
     note_change,
@@ -34,10 +35,9 @@ from autellix_backend.cli.server import (
 )
 from autellix_backend.cli.signals import EXIT_FAILURE, EXIT_INTERRUPTED, on_signals
 from autellix_backend.cli.token_secret import with_token_secret
-from autellix_backend.console.http.page import PAGE_PATH, has_page
+from autellix_backend.console.http.page import PAGE_PATH, has_page, starting_page
 from autellix_backend.engines.host_memory import with_host_memory
 from autellix_backend.engines.replica import default_model
-from autellix_backend.gateway.app import create_app
 from autellix_backend.gateway.engines.pool import EnginePool
 from autellix_backend.gateway.http.guard import is_loopback
 from autellix_backend.gateway.tenancy.file import load_tenants
@@ -106,7 +106,7 @@ async def serve_on(settings: Settings, listener: socket.socket) -> int:
     page_is_there = has_page(
         settings.gateway, has_keys=tenants.has_keys, is_loopback=is_loopback(settings.gateway.host)
     )
-    start = answering_meanwhile(listener, has_page=page_is_there)
+    start = answering_meanwhile(listener, starting_page if page_is_there else None)
     with on_signals(lambda: _reload(tenants), *reloads):
         try:
             async with running_engines(settings, start, ENDS) as engines:
@@ -117,7 +117,7 @@ async def serve_on(settings: Settings, listener: socket.socket) -> int:
                     tenants=tenants,
                     max_requests=connections,
                 )
-                pool: EnginePool = app.state.components.pool
+                pool: EnginePool = app.state.gateway.pool
                 pool.subscribe(note_change)
 
                 def on_ready() -> None:

@@ -19,8 +19,8 @@ from autellix_backend.cli.announcements import note, note_models, note_reporting
 from autellix_backend.cli.connections import MAX_HEAD_BYTES, ClientConnection
 from autellix_backend.gateway.engines.pool import EnginePool
 from autellix_backend.gateway.http.authentication import MAX_REQUESTS
-from autellix_backend.gateway.http.starting import starting_app
-from autellix_backend.gateway.wiring import Components
+from autellix_backend.gateway.http.starting import StartingPage, starting_app
+from autellix_backend.gateway.wiring import Gateway
 from autellix_backend.settings import GatewaySettings, SettingsError
 
 BACKLOG = 2048
@@ -138,7 +138,7 @@ class GatewayServer(uvicorn.Server):
         """Listen, and call `on_ready` once the engines have shown what they report."""
         await super().startup(sockets)
         if self.started:
-            pool: EnginePool = self._app.state.components.pool
+            pool: EnginePool = self._app.state.gateway.pool
             await pool.links_settled(LINK_WAIT_S)
             for handle in pool:
                 note_reporting(handle)
@@ -165,20 +165,20 @@ class GatewayServer(uvicorn.Server):
 
         A gateway that has others leaves new calls to them. One that is alone refuses them, and says so.
         """
-        components: Components = self._app.state.components
+        gateway: Gateway = self._app.state.gateway
         if not self._has_others:
-            components.pool.shut_down()
-        if len(components.registry):
+            gateway.pool.shut_down()
+        if len(gateway.registry):
             note(
-                f"waiting for {len(components.registry)} calls to end, {self._grace_s:g} s at most; "
+                f"waiting for {len(gateway.registry)} calls to end, {self._grace_s:g} s at most; "
                 "a second signal ends them"
             )
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._grace_s):
                 if self._has_others:
                     await self._hand_over()
-                await components.registry.idle()
-        components.pool.shut_down()
+                await gateway.registry.idle()
+        gateway.pool.shut_down()
         self._exit()
 
     async def _hand_over(self) -> None:
@@ -200,13 +200,13 @@ class GatewayServer(uvicorn.Server):
 
     def _exit(self) -> None:
         self.should_exit = True
-        self._app.state.components.closing.set()
+        self._app.state.gateway.closing.set()
 
 
 @contextlib.asynccontextmanager
-async def answering_meanwhile(listener: socket.socket, *, has_page: bool) -> AsyncIterator[None]:
+async def answering_meanwhile(listener: socket.socket, page: StartingPage | None) -> AsyncIterator[None]:
     """Answer that the engines start while inside, on a copy of the listener, which stays open."""
-    config = server_config(starting_app(has_page=has_page), lifespan="off")
+    config = server_config(starting_app(page), lifespan="off")
     config.load()
     server = uvicorn.Server(config)
     server.lifespan = config.lifespan_class(config)

@@ -1,22 +1,18 @@
-"""The gateway's components, built from the settings and connected."""
+"""The call path of a gateway: its parts, built from the settings and connected."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 
-from autellix_backend.console.explain.event_feed import EventFeed
-from autellix_backend.console.explain.recent_load import RecentLoad
-from autellix_backend.console.history.critical_path import spent
-from autellix_backend.console.history.groups import ProgramGroups
-from autellix_backend.console.history.history import PastProgram, ProgramHistory
 from autellix_backend.core.balance import make_balancer
 from autellix_backend.engines.base import Engine
 from autellix_backend.engines.supervisor import EngineChange, EngineState
-from autellix_backend.gateway.calls.call import GatewayCall
 from autellix_backend.gateway.calls.outbound import EngineArguments
 from autellix_backend.gateway.calls.registry import CallRegistry
 from autellix_backend.gateway.calls.router import Router
@@ -24,7 +20,6 @@ from autellix_backend.gateway.classes import ProgramClasses
 from autellix_backend.gateway.engines.handle import EngineHandle
 from autellix_backend.gateway.engines.models import ModelLists
 from autellix_backend.gateway.engines.pool import EnginePool
-from autellix_backend.gateway.fairness import AnswerTurns
 from autellix_backend.gateway.identity.identity import IdentityResolver
 from autellix_backend.gateway.identity.running_sessions import SESSION_TTL_S, RunningSessions
 from autellix_backend.gateway.identity.session_tokens import SessionTokens
@@ -42,9 +37,18 @@ from autellix_backend.settings import Settings, TenantLimits
 from autellix_backend.stores.base import ProgramEnd, ProgramStore
 from autellix_backend.stores.factory import make_store
 
+REAP_PERIOD_S = 1.0
+CLOSE_TIMEOUT_S = 5.0
+"""How long the end waits for the disk of the call log."""
 
-class Components:
-    """The components of one gateway, built but not running."""
+logger = logging.getLogger(__name__)
+
+
+class Gateway:
+    """The parts of one gateway through which calls pass, built but not running.
+
+    It knows nothing of those that show programs: they subscribe to its registry, store and pool.
+    """
 
     def __init__(
         self,
@@ -55,7 +59,7 @@ class Components:
         tenants: Tenants | None,
         clock: Callable[[], float],
     ) -> None:
-        """Build the components; the arguments are those of `create_app`.
+        """Build the parts; the arguments are those of `create_app`.
 
         Raises:
             SettingsError: as `create_app` does.
@@ -73,7 +77,6 @@ class Components:
         metrics.follow_store(self.store.failure)
         self.limiter = self._make_limiter()
         self.intake = self._make_intake()
-        self.turns = AnswerTurns()
         self.sessions = OpenSessions(ttl_s=SESSION_TTL_S, on_refusal=metrics.count_refusal)
         self.tokens = SessionTokens(
             gateway.token_secret,
@@ -89,11 +92,6 @@ class Components:
         self.tracer = make_tracer(observe.otlp_endpoint, os.environ)
         self.genai_metrics = make_genai_metrics(observe.otlp_endpoint, os.environ)
         self.classes = ProgramClasses()
-        self.history = ProgramHistory(clock=clock)
-        self.groups = ProgramGroups(self.history.living, ttl_s=gateway.program_idle_s)
-        self.load = RecentLoad(time.time)
-        self.replaying = asyncio.Lock()
-        """Held while recent programs are simulated."""
         readers_of_usage = (self.call_log, self.limiter, self.tracer, self.genai_metrics)
         self.registry = CallRegistry(
             self.store,
@@ -108,8 +106,6 @@ class Components:
         )
         gateway_id = self.registry.gateway_id
         self.arguments = EngineArguments(settings.scheduler, self.classes, gateway_id, clock=clock)
-        self.feed = feed = EventFeed(self.registry.find, time.time, metrics.events_dropped.inc)
-        metrics.event_subscribers.set_function(lambda: feed.subscriber_count)
         make_handle = partial(
             EngineHandle,
             settings=settings,
@@ -118,7 +114,6 @@ class Components:
             hides_keys=self.tenants.has_keys,
             clock=clock,
             on_report=self.registry.on_report,
-            on_snapshot=feed.snapshot_taken,
         )
         self.pool = EnginePool(make_handle, metrics.forget_engine)
         self.pool.subscribe(self._on_engine_change)
@@ -130,8 +125,8 @@ class Components:
             self.pool.join(engine)
 
     def _subscribe(self) -> None:
-        """Subscribe the parts that follow calls and programs."""
-        registry, history = self.registry, self.history
+        """Subscribe the parts that follow calls and the ends of programs."""
+        registry = self.registry
         registry.subscribe(on_settled=self.metrics.calls.take)
         registry.subscribe(on_settled=FailureLog().take)
         if self.call_log is not None:
@@ -141,29 +136,50 @@ class Components:
                 registry.subscribe(on_settled=exporter.take)
         if self.limiter is not None:
             registry.subscribe(on_settled=self.limiter.on_call_settled)
-        registry.subscribe(on_begun=history.on_call_begun, on_settled=history.on_call_settled)
-        registry.subscribe(on_begun=self.groups.on_call_begun)
-        history.subscribe(self.groups.on_program_ended)
-        history.subscribe(self._observe_program)
-        if self.tracer is not None:
-            registry.subscribe(on_begun=self._begin_trace)
-        registry.subscribe(on_begun=self.feed.on_call_begun, on_settled=self.feed.on_call_settled)
         registry.subscribe(on_settled=self.router.on_call_settled)
-        registry.subscribe(on_settled=self.load.on_call_settled)
         self.store.subscribe(self._on_program_ended)
 
     def _on_program_ended(self, end: ProgramEnd) -> None:
-        for part in (self.limiter, self.history, self.feed, self.router, self.pool):
+        for part in (self.limiter, self.router, self.pool):
             if part is not None:
                 part.on_program_ended(end.program_id)
         self.classes.on_program_ended(end)
 
-    def look_for_stragglers(self) -> None:
-        """Publish the programs that have come to take far longer than the others of their group."""
-        for straggler in self.groups.take_stragglers(self.clock()):
-            self.feed.on_straggler(straggler)
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Supervise the engines and reap what is idle while inside; at the end settle and close all."""
+        async with AsyncExitStack() as stack:
+            # Last at the end, when every call is settled.
+            for exporter in (self.tracer, self.genai_metrics):
+                if exporter is not None:
+                    stack.push_async_callback(asyncio.to_thread, exporter.close)
+            if self.call_log is not None:
+                self.call_log.open()
+                stack.push_async_callback(asyncio.to_thread, self.call_log.close, CLOSE_TIMEOUT_S)
+            await self.store.open()
+            stack.push_async_callback(self.store.close)
+            await self._share_budgets(self.tenants.with_day_budgets)
+            stack.push_async_callback(self._share_budgets)
+            for end in await self.store.recent_ends():
+                self.classes.on_program_ended(end)
+            self.pool.open()
+            stack.push_async_callback(self.pool.close)
+            await self.models.open()
+            stack.push_async_callback(self.models.close)
+            await stack.enter_async_context(repeating(REAP_PERIOD_S, self._reap))
+            # First at the end: calls that the server cancelled still get their reports.
+            stack.push_async_callback(self.registry.drained)
+            yield
 
-    async def share_budgets(self, tenants: Iterable[str] = ()) -> None:
+    async def _reap(self) -> None:
+        self.resolver.expire(self.clock())
+        self.sessions.expire(self.clock())
+        reaped = await self.store.reap(self.clock())
+        await self._share_budgets()
+        self.metrics.reaped.labels("program").inc(len(reaped.programs))
+        self.metrics.reaped.labels("session").inc(len(reaped.sessions))
+
+    async def _share_budgets(self, tenants: Iterable[str] = ()) -> None:
         """Share what was used of today's budgets with other gateways, and with this one after a restart."""
         if self.limiter is not None:
             await self.limiter.share(self.store.spend, self.clock(), tenants)
@@ -187,18 +203,25 @@ class Components:
             is_up=change.state is EngineState.UP,
             is_restarting=change.state is EngineState.RESTARTING,
         )
-        self.feed.engine_changed(change.engine, change.state.value, change.reason)
 
-    def _begin_trace(self, call: GatewayCall) -> None:
-        assert self.tracer is not None
-        self.tracer.begin_program(call.start.program_id, call.shown_program, call.start.name, time.time())
 
-    def _observe_program(self, program: PastProgram) -> None:
-        """Count an ended program, and close its span."""
-        parts_s = spent(program).parts_s
-        usages = (call.answer_usage for call in program.calls)
-        output_tokens = sum(usage.output_tokens for usage in usages if usage is not None)
-        self.metrics.programs.take(program.name, parts_s, output_tokens)
-        self.load.on_program_ended(program.ended_at_s, program.duration_s)
-        if self.tracer is not None:
-            self.tracer.end_program(program.program_id, program.began_at_s + program.duration_s, parts_s)
+@asynccontextmanager
+async def repeating(period_s: float, act: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
+    """Act once in each period while inside; a failed act is logged and does not end the others."""
+
+    async def repeat() -> None:
+        while True:
+            await asyncio.sleep(period_s)
+            try:
+                await act()
+            except Exception:
+                # A task's boundary: one failed round must not end the others.
+                logger.exception("a task of the gateway failed")
+
+    task = asyncio.create_task(repeat())
+    try:
+        yield
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task

@@ -76,6 +76,9 @@ class GatewaySettings:
     origins: Origins = ()
     """origins of other sites and desktop applications whose pages may call the gateway, such as
     `https://chat.example.com`; pages of any other origin get 403"""
+    console: bool = True
+    """whether there is a [console](../reference/http-api.md#without-the-console): lists of programs, `why`,
+    history, overview, events, replay and the live page"""
     page: Annotated[str, one_of(PAGE_CHOICES)] = "auto"
     """whether the [live page](../guides/page.md) is at `/autellix/`: `on`, `off`, or `auto`, where only this
     machine reaches it or keys are needed"""

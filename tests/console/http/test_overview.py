@@ -10,8 +10,8 @@ from typing import Any
 from tests.console.http.test_programs import SLOW, start_calls, stop
 from tests.gateway.snapshots import open_call, overview, snapshot, standing
 
-from autellix_backend.console.http.overview import current_load, moment_of
-from autellix_backend.gateway.http.parameters import overview_of
+from autellix_backend.console.explain.current_load import current_load, moment_of
+from autellix_backend.console.explain.overview import overview_of
 from autellix_backend.gateway.tenancy.tenants import key_line
 from autellix_backend.reports.snapshot import AdmissionSnapshot, DemandSnapshot
 
@@ -58,10 +58,10 @@ async def test_the_states_are_those_of_the_programs(serve: Any, tell: Any) -> No
 
 async def test_calls_and_programs_reach_the_samples(serve: Any) -> None:
     async with serve() as rig:
-        parts = rig.app.state.components
+        gateway, console = rig.app.state.gateway, rig.app.state.console
         await rig.chat({"x-autellix-program-id": "short", "x-autellix-final": "true"})
         await rig.settled()
-        parts.load.sample(moment_of(await current_load(parts, overview_of(parts))))
+        console.load.sample(moment_of(await current_load(gateway.store, overview_of(gateway))))
         load = (await rig.get(OVERVIEW + "?minutes=1"))[1]["load"]
 
         assert (load["totals"]["calls"], load["totals"]["programs"]) == (1, 1)
@@ -74,9 +74,8 @@ async def test_calls_and_programs_reach_the_samples(serve: Any) -> None:
 
 async def test_others_advance_while_many_programs_are_counted(serve: Any) -> None:
     async with serve() as rig:
-        parts = rig.app.state.components
         many = overview(*(open_call(f"key-{number}", f"p{number}") for number in range(5000)))
-        counting = asyncio.create_task(current_load(parts, many))
+        counting = asyncio.create_task(current_load(rig.store, many))
         turns = 0
         while not counting.done():
             await asyncio.sleep(0)

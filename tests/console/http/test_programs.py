@@ -134,7 +134,7 @@ async def test_a_malformed_group_is_named(serve: Any) -> None:
         for listing in (PROGRAMS, "/autellix/v1/history"):
             status, error = await rig.get(listing + "?group=" + "x" * 257)
             assert (status, error["error"]["param"]) == (400, "group")
-        assert len(rig.app.state.components.groups) == 0
+        assert len(rig.app.state.console.groups) == 0
 
 
 async def test_a_bad_query_is_named(serve: Any) -> None:

@@ -20,11 +20,12 @@ from tests.observe.settled_calls import settled_call
 from tests.serving import listening
 from tests.waiting import PATIENCE_S, until
 
+from autellix_backend.assembly import create_app
 from autellix_backend.console.explain.recent_load import PERIOD_S, Moment
 from autellix_backend.console.history.history import PastProgram
+from autellix_backend.console.wiring import Console
 from autellix_backend.core.config import SchedulerConfig
-from autellix_backend.gateway.app import create_app
-from autellix_backend.gateway.wiring import Components
+from autellix_backend.gateway.wiring import Gateway
 from autellix_backend.observe.settled_call import Outcome, SettledCall
 from autellix_backend.reports.snapshot import AdmissionSnapshot, DemandSnapshot, EngineSnapshot
 from autellix_backend.settings import EngineSettings, GatewaySettings, Settings
@@ -44,9 +45,15 @@ class Stage:
     loop: asyncio.AbstractEventLoop
 
     @property
-    def components(self) -> Components:
+    def gateway(self) -> Gateway:
         """The gateway's parts; use them only in its thread."""
-        found: Components = self.app.state.components
+        found: Gateway = self.app.state.gateway
+        return found
+
+    @property
+    def console(self) -> Console:
+        """The console's parts; use them only in its thread."""
+        found: Console = self.app.state.console
         return found
 
     def run(self, task: Coroutine[Any, Any, Any]) -> Any:
@@ -62,13 +69,13 @@ class Stage:
 
         async def add() -> None:
             for program in programs:
-                self.components.history.keep(program)
+                self.console.history.keep(program)
 
         self.run(add())
 
     def sample_load(self, minutes: int) -> None:
         """Add samples of a steady load, and programs that ended: twelve a minute, of 2 s each."""
-        load, now_s = self.components.load, time.time()
+        load, now_s = self.console.load, time.time()
         clock_s = now_s - 60.0 * minutes
 
         async def add() -> None:
@@ -92,7 +99,7 @@ class Stage:
                 start = CallStart(
                     key=f"filled-{number}", call_id=f"c-{number}", program_id=f"run-{number:04}", name=name
                 )
-                await self.components.store.begin(start, time.monotonic())
+                await self.gateway.store.begin(start, time.monotonic())
 
         self.run(add())
 
@@ -120,7 +127,7 @@ class Stage:
         """Send a snapshot of the engine, and wait until the gateway has it."""
 
         async def send() -> None:
-            [handle] = self.components.pool
+            [handle] = self.gateway.pool
             assert self.engine.report_server is not None
             self.engine.report_server.broadcast(told)
             await until(lambda: (last := handle.snapshots.merged) is not None and last.step == told.step)
@@ -131,7 +138,7 @@ class Stage:
         """Send a snapshot in which the first open calls run, and the others wait."""
 
         async def send() -> list[Any]:
-            return [(call.engine_key, call.start) for call in self.components.registry]
+            return [(call.engine_key, call.start) for call in self.gateway.registry]
 
         opened = self.run(send())
         calls = [
@@ -201,7 +208,7 @@ def staged(*, policy: str = "boost", **gateway: Any) -> Iterator[Stage]:
                         await asyncio.sleep(0.01)
                     for task in tuple(_hanging):
                         task.cancel()
-                    await app.state.components.registry.idle()
+                    await app.state.gateway.registry.idle()
             finally:
                 await engine.stop()
 

@@ -11,8 +11,8 @@ from hatchling.builders.wheel import WheelBuilder
 
 from autellix_backend.console.page.assets import assets
 
-ROOT = Path(__file__).parents[3]
-STATIC = "backend/autellix_backend/console/page/static"
+ROOT = Path(__file__).parents[3] / "backend"
+STATIC = "autellix_backend/console/page/static"
 
 
 @pytest.mark.parametrize("builder", [WheelBuilder, SdistBuilder])

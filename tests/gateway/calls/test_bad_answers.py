@@ -31,7 +31,7 @@ async def gateway(serve: Any, **settings: Any) -> AsyncIterator[tuple[Any, RawEn
     async with raw_engine() as raw:
         engine = RemoteEngine(raw.url, kind=EngineKind.VLLM)
         async with serve(engine=engine, **settings) as rig:
-            rig.app.state.components.registry.subscribe(on_settled=settled.append)
+            rig.app.state.gateway.registry.subscribe(on_settled=settled.append)
             yield rig, raw, settled
 
 
@@ -166,7 +166,7 @@ async def test_a_subscriber_that_fails_leaves_no_call_open(serve: Any) -> None:
         raise RuntimeError("a subscriber")
 
     async with gateway(serve) as (rig, raw, settled):
-        rig.app.state.components.registry._on_settled.insert(0, fail)
+        rig.app.state.gateway.registry._on_settled.insert(0, fail)
         raw.parts = [whole(b"{}")]
         assert (await post(rig, "/v1/chat/completions"))[0] == 200
         assert (await rig.store.counts()).active_calls == 0

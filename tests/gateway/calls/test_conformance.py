@@ -14,7 +14,7 @@ import pydantic
 import pytest
 from tests.serving import serving_thread
 
-from autellix_backend.gateway.app import create_app
+from autellix_backend.assembly import create_app
 from autellix_backend.settings import GatewaySettings, Settings
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ from tests.fakes.engine import FakeBehaviour, FakeEngine
 from tests.serving import listening
 from tests.waiting import PATIENCE_S, until
 
+from autellix_backend.assembly import create_app
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.policies import make_policy
-from autellix_backend.gateway.app import create_app
 from autellix_backend.settings import BalancerSettings, EngineSettings, GatewaySettings, Settings
 from autellix_backend.stores.memory import MemoryStore
 
@@ -53,7 +53,7 @@ class PoolRig:
     ) -> list[tuple[int, str]]:
         """Make calls by program and content that are all open before any is answered; return the answers."""
         tasks = [asyncio.create_task(self.chat(*call)) for call in calls]
-        await until(lambda: sum(member.open_calls for member in self.app.state.components.pool) == len(tasks))
+        await until(lambda: sum(member.open_calls for member in self.app.state.gateway.pool) == len(tasks))
         gate.set()
         return await asyncio.gather(*tasks)
 
@@ -102,7 +102,7 @@ async def serving_pool(
                 return (await store.counts()).active_calls == 0
 
             await until(is_settled)
-            await until(lambda: all(not member.open_calls for member in app.state.components.pool))
+            await until(lambda: all(not member.open_calls for member in app.state.gateway.pool))
     finally:
         for fake in engines:
             await fake.stop()

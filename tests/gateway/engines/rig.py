@@ -17,7 +17,7 @@ class GatewayRig:
 
     @property
     def handle(self) -> Any:
-        [handle] = self.app.state.components.pool
+        [handle] = self.app.state.gateway.pool
         return handle
 
     async def get(self, path: str) -> Any:

@@ -8,8 +8,8 @@ from tests.fakes.engine import FakeEngine
 from tests.gateway.engine_reports import report_of
 from tests.gateway.snapshots import snapshot, standing
 
+from autellix_backend.assembly import create_app
 from autellix_backend.engines.supervisor import EngineChange, EngineState
-from autellix_backend.gateway.app import create_app
 from autellix_backend.gateway.engines.handle import EngineHandle
 from autellix_backend.reports.snapshot import AdmissionSnapshot, DemandSnapshot
 from autellix_backend.settings import Settings
@@ -18,19 +18,19 @@ DOWN = EngineChange(engine="fake", state=EngineState.DOWN, reason="gone")
 
 
 def make_handle(clock: Callable[[], float]) -> EngineHandle:
-    handle: EngineHandle = create_app(Settings(), FakeEngine(name="fake")).state.components.pool.get("fake")
+    handle: EngineHandle = create_app(Settings(), FakeEngine(name="fake")).state.gateway.pool.get("fake")
     handle.clock = clock
     return handle
 
 
 def test_reports_and_snapshots_are_told_apart_and_malformed_messages_counted() -> None:
-    components = create_app(Settings(), FakeEngine(name="fake")).state.components
-    handle = components.pool.get("fake")
+    gateway = create_app(Settings(), FakeEngine(name="fake")).state.gateway
+    handle = gateway.pool.get("fake")
     last = snapshot()
     for message in (report_of("c").to_bytes(), b"{}", b"\xff", b"[]", last.to_bytes(), last.to_bytes()[:-1]):
         handle.on_message(message)
     assert handle.snapshots.merged == last
-    page = components.metrics.render().decode()
+    page = gateway.metrics.render().decode()
     for result, count in (("malformed", 4), ("late", 1)):
         assert f'autellix_reports_total{{result="{result}"}} {count}.0' in page
 

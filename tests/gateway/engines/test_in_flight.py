@@ -18,11 +18,11 @@ from tests.ports import free_port
 from tests.serving import listening
 from tests.waiting import until
 
+from autellix_backend.assembly import create_app
 from autellix_backend.cli.announcements import ready_line
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.engines.probe import QueueLengths
 from autellix_backend.engines.remote import RemoteEngine
-from autellix_backend.gateway.app import create_app
 from autellix_backend.gateway.engines import in_flight
 from autellix_backend.gateway.engines.in_flight import LearnedBound
 from autellix_backend.settings import EngineSettings, Settings
@@ -308,7 +308,7 @@ async def test_each_way_of_ordering_is_announced_once() -> None:
     server = PlainServer()
     async with gateway(server) as rig:
         said: list[str] = []
-        rig.app.state.components.pool.subscribe_links(lambda handle: said.append(handle.reporting.text))
+        rig.app.state.gateway.pool.subscribe_links(lambda handle: said.append(handle.reporting.text))
         for _ in range(3):
             calls = [asyncio.create_task(rig.chat(f"p{number}")) for number in range(16)]
             await until(lambda: rig.handle.max_in_flight is not None)
@@ -341,7 +341,7 @@ async def test_the_ready_line_says_where_the_policy_applies() -> None:
         server = PlainServer()
         server.states_queue = states_queue
         async with gateway(server) as rig:
-            parts = rig.app.state.components
+            parts = rig.app.state.gateway
             with socket.create_server(("127.0.0.1", 0)) as listener:
                 assert expected in ready_line(parts.settings, parts.pool, listener)
 

@@ -17,10 +17,10 @@ from tests.report_links import SECRET, free_address
 from tests.serving import listening
 from tests.waiting import until
 
+from autellix_backend.assembly import create_app
 from autellix_backend.cli.announcements import ready_line
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.engines import supervisor
-from autellix_backend.gateway.app import create_app
 from autellix_backend.settings import EngineSettings, GatewaySettings, Settings
 
 CHAT = "/v1/chat/completions"
@@ -134,7 +134,7 @@ async def test_what_is_active_is_said_in_one_line() -> None:
 async def test_the_ready_line_names_the_policy_of_the_engines_that_order() -> None:
     async with engine_of_others(policy="plas") as engine, gateway(engine, policy="boost") as rig:
         await rig.reports("up")
-        parts = rig.app.state.components
+        parts = rig.app.state.gateway
         with socket.create_server(("127.0.0.1", 0)) as listener:
             assert "(policy plas);" in ready_line(parts.settings, parts.pool, listener)
 

@@ -12,9 +12,9 @@ import aiohttp
 import pytest
 from tests.serving import listening
 
+from autellix_backend.assembly import create_app
 from autellix_backend.engines.base import Engine
 from autellix_backend.engines.factory import make_engines
-from autellix_backend.gateway.app import create_app
 from autellix_backend.settings import BalancerSettings, EngineSettings, GatewaySettings, Settings
 from autellix_lab.demo.model import DEMO_MODEL_NAME
 

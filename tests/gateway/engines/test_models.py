@@ -45,7 +45,7 @@ async def test_a_program_stays_at_one_engine_of_each_model() -> None:
         words = "word " * 400
         told = [(await rig.chat("p", words, model=model))[1] for model in ("large", "small") * 3]
         assert len(set(told)) == 2
-        router = rig.app.state.components.router
+        router = rig.app.state.gateway.router
         router.on_program_ended("p")
         assert [balancer._pins for balancer in router._balancers] == [{}, {}]
 
@@ -137,7 +137,7 @@ async def test_an_engine_of_another_model_joins_and_leaves_at_run_time() -> None
         assert await rig.chat(model="small") == (200, "remote-0")
         assert await rig.chat(model="large") == (200, "fake-0")
         assert (await rig.ask("DELETE", "/remote-0"))[0] == 202
-        await until(lambda: len(rig.app.state.components.pool) == 1)
+        await until(lambda: len(rig.app.state.gateway.pool) == 1)
         assert (await rig.chat(model="large"))[0] == 200
         await other.stop()
 
@@ -146,7 +146,7 @@ async def test_a_drained_engine_keeps_the_calls_that_no_other_can_answer() -> No
     async with serving_pool(LARGE, SMALL, max_in_flight=1, is_owned=False) as rig:
         gate = rig.close_gates()
         calls = [asyncio.create_task(rig.chat(model="small")) for _ in range(2)]
-        await until(lambda: rig.app.state.components.pool.get("fake-1").open_calls == 2)
+        await until(lambda: rig.app.state.gateway.pool.get("fake-1").open_calls == 2)
         assert (await rig.ask("POST", "/fake-1/drain"))[0] == 200
         gate.set()
         assert await asyncio.gather(*calls) == [(200, "fake-1")] * 2

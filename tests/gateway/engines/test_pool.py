@@ -40,7 +40,7 @@ async def test_a_call_goes_where_fewest_are_open() -> None:
 async def test_the_pin_of_a_program_goes_with_the_program() -> None:
     async with serving_pool(FakeBehaviour(), FakeBehaviour(), balancer="locality") as rig:
         await rig.chat("p", "word " * 400)
-        router = rig.app.state.components.router
+        router = rig.app.state.gateway.router
         assert set(router._balancers[0]._pins) == {"p"}
         async with rig.client.delete(rig.url + "/autellix/v1/programs/p") as response:
             assert response.status == 204
@@ -54,7 +54,7 @@ async def test_a_refused_call_leaves_no_pin_behind(monkeypatch: pytest.MonkeyPat
         body = {"model": "m", "messages": [{"role": "user", "content": "word " * 400}]}
         async with rig.client.post(rig.url + CHAT, json=body, headers={PROGRAM: "p"}) as response:
             assert response.status == 503
-        assert not rig.app.state.components.router._balancers[0]._pins
+        assert not rig.app.state.gateway.router._balancers[0]._pins
 
 
 async def test_calls_avoid_a_full_engine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +94,7 @@ async def test_no_call_waits_for_a_dead_engine_when_another_is_up_again(
             monkeypatch.setattr(engine, "start", is_not_there)
             await engine.kill()
         waiting = [asyncio.create_task(rig.chat(f"p{at}")) for at in range(4)]
-        pool = rig.app.state.components.pool
+        pool = rig.app.state.gateway.pool
         await until(lambda: sum(len(member.queue) for member in pool) == 4)
         assert (await rig.text("/readyz"))[0] == 503
         monkeypatch.setattr(rig.engines[1], "start", start)
@@ -127,7 +127,7 @@ async def test_calls_queued_for_a_drained_engine_go_elsewhere() -> None:
     gate = asyncio.Event()
     async with serving_pool(*[FakeBehaviour(gate=gate)] * 2, max_in_flight=1) as rig:
         calls = [asyncio.create_task(rig.chat(f"p{at}")) for at in range(6)]
-        pool = rig.app.state.components.pool
+        pool = rig.app.state.gateway.pool
         await until(lambda: [len(pool.get(name).queue) for name in ("fake-0", "fake-1")] == [2, 2])
         assert (await rig.ask("POST", "/fake-0/drain"))[1]["queued_calls"] == 0
         gate.set()
@@ -149,7 +149,7 @@ async def test_a_drained_engine_is_undrained() -> None:
         assert (await rig.ask("POST", "/fake-0/undrain"))[0] == 200
         gate = rig.close_gates()
         last = asyncio.create_task(rig.chat("p"))
-        pool = rig.app.state.components.pool
+        pool = rig.app.state.gateway.pool
         await until(lambda: any(member.open_calls for member in pool))
         leaving = next(member.name for member in pool if member.open_calls)
         await rig.ask("DELETE", f"/{leaving}")

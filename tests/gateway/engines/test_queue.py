@@ -289,7 +289,7 @@ async def test_a_gateway_that_drains_refuses_waiting_and_fresh_calls_and_ends_th
         await rig.engine.wait_until(lambda: len(rig.engine.calls) == 1)
         queued = asyncio.create_task(post(rig, "queued"))
         await until_queued(rig, 1)
-        rig.app.state.components.pool.shut_down()
+        rig.app.state.gateway.pool.shut_down()
         for status, headers, answer in (await queued, await post(rig, "fresh")):
             assert (status, headers["retry-after"], headers["connection"]) == (503, "1", "close")
             assert answer["error"]["code"] == "shutting_down"

@@ -303,7 +303,7 @@ async def metric(rig: PoolRig, name: str) -> float:
 async def test_calls_that_an_engine_refuses_are_answered_by_another(status: int, balancer: str) -> None:
     slow = replace(LISTED, token_delay_s=0.01)
     async with serving_pool(refusing(status), slow, balancer=balancer) as rig:
-        await until(lambda: all(member.models for member in rig.app.state.components.pool))
+        await until(lambda: all(member.models for member in rig.app.state.gateway.pool))
         assert await run_programs(rig) == {200: 100}
         # Only the first calls, and the trials.
         assert len(rig.engines[0].calls) <= SEVERAL
@@ -360,7 +360,7 @@ async def test_an_engine_that_answers_again_gets_calls_again(
     caplog.set_level(logging.INFO)
     monkeypatch.setattr(refusals, "PAUSE_S", 0.05)
     async with serving_pool(refusing(503), LISTED) as rig:
-        handle = rig.app.state.components.pool.get("fake-0")
+        handle = rig.app.state.gateway.pool.get("fake-0")
         assert (await rig.chat("p"))[1] == "fake-1"
         assert handle.refusals.is_refusing
         rig.engines[0].behaviour = LISTED
@@ -376,7 +376,7 @@ async def test_a_program_leaves_an_engine_that_fails_it() -> None:
         assert (await rig.chat("p"))[1] == "fake-0"
         rig.engines[0].behaviour = refusing(500)
         assert (await rig.chat("p"))[0] == 500
-        assert not rig.app.state.components.pool.get("fake-0").refusals.is_paused
+        assert not rig.app.state.gateway.pool.get("fake-0").refusals.is_paused
         assert (await rig.chat("p"))[1] == "fake-1"
 
 
@@ -401,7 +401,7 @@ async def test_a_key_of_the_client_is_tried_at_another_engine(monkeypatch: pytes
                 return response.status
 
         assert await status() == 200
-        handles = list(rig.app.state.components.pool)
+        handles = list(rig.app.state.gateway.pool)
         assert [handle.refusals.is_refusing for handle in handles] == [True, False]
         await until(lambda: not handles[0].refusals.is_paused)
         handles[0].refusals.on_answered(Caller("p", "", "m"))
@@ -413,7 +413,7 @@ async def test_a_key_of_the_client_is_tried_at_another_engine(monkeypatch: pytes
 async def test_a_key_that_is_valid_at_one_engine_reaches_it_even_while_it_is_paused() -> None:
     """Others, whose keys it does not take, may have had it paused."""
     async with serving_pool(LISTED, refusing(401)) as rig:
-        first, second = rig.app.state.components.pool
+        first, second = rig.app.state.gateway.pool
         await until(lambda: first.models and second.models)
         for at in range(MAX_FAULTS):
             first.refusals.on_fault(Caller(f"other{at}", "", "m"), "401 m")
@@ -461,7 +461,7 @@ async def test_an_error_event_about_the_gateways_key_is_not_the_clients() -> Non
     event = json.dumps({"error": {"message": "incorrect key", "code": 401}}).encode()
     async with raw_engine() as raw, serving_pool(LISTED, api_key="old") as rig:
         raw.parts = [STREAM, chunk(b"data: " + event + b"\n\n"), chunk(b"data: [DONE]\n\n"), b"0\r\n\r\n"]
-        parts = rig.app.state.components
+        parts = rig.app.state.gateway
         remote = RemoteEngine(raw.url, name="raw")
         await remote.start()
         parts.pool.join(remote)
@@ -479,7 +479,7 @@ async def test_a_pass_through_that_an_engine_refuses_is_answered_by_another(path
         target, body = PATHS[path]
         async with rig.client.post(rig.url + target, json={"model": "m", **body}) as response:
             assert response.status == 200
-        first, second = rig.app.state.components.pool
+        first, second = rig.app.state.gateway.pool
         # It has not answered anything yet.
         assert (first.refusals.is_refusing, second.refusals.is_refusing) == (True, False)
 
@@ -487,7 +487,7 @@ async def test_a_pass_through_that_an_engine_refuses_is_answered_by_another(path
 @pytest.mark.parametrize("status", [400, 404, 500])
 async def test_a_pass_through_that_fails_stays_where_it_may_have_run(status: int) -> None:
     async with serving_pool(refusing(status), LISTED) as rig:
-        first, second = rig.app.state.components.pool
+        first, second = rig.app.state.gateway.pool
         first.refusals.on_answered(Caller("p", "", "m"))
         for _ in range(2 * MAX_FAULTS):
             async with rig.client.post(rig.url + "/tokenize", json={"prompt": "hello"}) as response:
@@ -517,7 +517,7 @@ async def test_an_error_that_comes_with_status_200_is_one(answer: bytes, status:
     async with raw_engine() as raw, serving_pool(LISTED, LISTED) as rig:
         raw.parts = [answer]
         settled = list[Any]()
-        parts = rig.app.state.components
+        parts = rig.app.state.gateway
         parts.registry.subscribe(on_settled=settled.append)
         remote = RemoteEngine(raw.url, name="raw")
         await remote.start()
@@ -539,7 +539,7 @@ async def test_an_error_event_before_the_first_token_is_the_engines(code: int) -
     event = json.dumps({"error": {"message": "boom", "code": code}}).encode()
     async with raw_engine() as raw, serving_pool(LISTED) as rig:
         raw.parts = [STREAM, chunk(b"data: " + event + b"\n\n"), chunk(b"data: [DONE]\n\n"), b"0\r\n\r\n"]
-        parts = rig.app.state.components
+        parts = rig.app.state.gateway
         remote = RemoteEngine(raw.url, name="raw")
         await remote.start()
         parts.pool.join(remote)

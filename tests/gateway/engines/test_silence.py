@@ -69,7 +69,7 @@ async def test_an_engine_that_streams_is_not_silent(monkeypatch: pytest.MonkeyPa
         call = asyncio.create_task(rig.chat("p", stream=True))
         await rig.engines[0].wait_until(lambda: len(rig.engines[0].calls) == 1)
         fall_silent(rig)
-        handle = rig.app.state.components.pool.get("fake-0")
+        handle = rig.app.state.gateway.pool.get("fake-0")
         await until(lambda: handle.supervisor.is_silent)
         assert (await call)[1] == "fake-0"
         assert not rig.engines[1].calls

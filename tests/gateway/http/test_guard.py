@@ -20,8 +20,8 @@ BROWSER = {
 
 
 def foreign_page(sent: dict[str, str], *, is_local: bool, **allowed: tuple[str, ...]) -> str | None:
-    allowed = {"hosts": (), "origins": (), **allowed}
-    return RequestGuard(Starlette(), is_local=is_local, **allowed).foreign_page(sent)
+    hosts, origins = allowed.get("hosts", ()), allowed.get("origins", ())
+    return RequestGuard(Starlette(), is_local=is_local, hosts=hosts, origins=origins).foreign_page(sent)
 
 
 def marks(**values: str) -> dict[str, str]:

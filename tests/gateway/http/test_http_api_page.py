@@ -7,8 +7,8 @@ from pathlib import Path
 
 from tests.fakes.engine import FakeEngine
 
+from autellix_backend.assembly import create_app
 from autellix_backend.gateway import errors
-from autellix_backend.gateway.app import create_app
 from autellix_backend.gateway.calls.dialects import DIALECTS
 from autellix_backend.gateway.errors import ANTHROPIC_TYPES, GatewayError
 from autellix_backend.gateway.http.openapi import openapi_document

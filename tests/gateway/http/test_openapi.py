@@ -16,7 +16,7 @@ from starlette.routing import Route
 from tests.fakes.engine import FakeEngine
 from tests.serving import serving_thread
 
-from autellix_backend.gateway.app import create_app
+from autellix_backend.assembly import create_app
 from autellix_backend.gateway.http.bodies import MAX_CONTROL_BYTES
 from autellix_backend.gateway.http.openapi import openapi_document
 from autellix_backend.settings import GatewaySettings, Settings

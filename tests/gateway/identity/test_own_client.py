@@ -14,7 +14,7 @@ from tests.serving import serving_thread
 from tests.waiting import wait_until
 
 import autellix
-from autellix_backend.gateway.app import create_app
+from autellix_backend.assembly import create_app
 from autellix_backend.gateway.tenancy.tenants import key_line, new_key
 from autellix_backend.settings import GatewaySettings, Settings
 
@@ -23,7 +23,7 @@ MESSAGES: Any = [{"role": "user", "content": "hello"}]
 
 @pytest.fixture
 def app(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[tuple[str, Any, list[str]]]:
-    """A gateway's address, its components, and the keys that it takes."""
+    """A gateway's address, its parts, and the keys that it takes."""
     is_strict, has_keys = request.param
     keys = [new_key(), new_key()]
     tenants = tmp_path / "tenants.toml"
@@ -34,7 +34,7 @@ def app(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[tuple[str, A
     served = create_app(Settings(gateway=gateway), engine)
     with serving_thread(served, engine) as url, switched_on():
         autellix.configure(url)
-        yield f"{url}/v1", served.state.components, keys
+        yield f"{url}/v1", served.state.gateway, keys
 
 
 def sessions(parts: Any) -> list[str]:

@@ -105,7 +105,7 @@ async def test_partial_bodies_of_a_tenant_are_bounded_together(
     serve: Any, tenants_file: Path, wait_until: Any
 ) -> None:
     async with serve(tenants_file=tenants_file) as rig:
-        bodies = rig.app.state.components.intake
+        bodies = rig.app.state.gateway.intake
         part = b"c350\r\n" + b" " * 50_000 + b"\r\n"
         held = [
             await sent(rig, head("/v1/chat/completions", "transfer-encoding: chunked"), part)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.fakes.engine import FakeEngine
 
-from autellix_backend.gateway.app import create_app
+from autellix_backend.assembly import create_app
 from autellix_backend.gateway.errors import InvalidKeyError
 from autellix_backend.gateway.tenancy.file import load_tenants, read_tenants
 from autellix_backend.gateway.tenancy.tenants import Tenant, Tenants, key_line

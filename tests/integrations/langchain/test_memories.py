@@ -271,7 +271,7 @@ def gateway(request: pytest.FixtureRequest) -> Iterator[str]:
     from tests.fakes.engine import FakeBehaviour, FakeEngine
     from tests.serving import serving_thread
 
-    from autellix_backend.gateway.app import create_app
+    from autellix_backend.assembly import create_app
     from autellix_backend.settings import Settings, StoreSettings
 
     store = StoreSettings()

@@ -16,10 +16,10 @@ import pytest
 from tests.fakes.engine import FakeBehaviour, FakeEngine, Fault
 from tests.serving import listening
 
+from autellix_backend.assembly import create_app
 from autellix_backend.cli.main import main
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.engines.base import Engine
-from autellix_backend.gateway.app import create_app
 from autellix_backend.settings import GatewaySettings, ObserveSettings, Settings
 from autellix_lab.cli import bench
 from autellix_lab.workload.loaders import load

@@ -15,10 +15,10 @@ import pytest
 from tests.fakes.engine import FakeBehaviour, FakeEngine
 from tests.serving import listening
 
+from autellix_backend.assembly import create_app
 from autellix_backend.cli.main import main
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.engines.base import Engine
-from autellix_backend.gateway.app import create_app
 from autellix_backend.settings import EngineSettings, GatewaySettings, Settings
 from autellix_lab.bench.mixes import Mix, usual_mixes
 from autellix_lab.sim.baselines import BASELINE_NAMES

@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from autellix_backend.core.balance.memory import MemoryReport
 from autellix_backend.gateway.calls.call import GatewayCall
-from autellix_backend.gateway.engines.handle import EngineHandle
+from autellix_backend.gateway.engines.view import EngineView, engine_view
+from autellix_backend.gateway.wiring import Gateway
 from autellix_backend.observe.settled_call import SettledCall
 from autellix_backend.observe.states import WAITING, EnginePhase, ProgramState, state_text
 from autellix_backend.reports.snapshot import CallSnapshot, EngineSnapshot
@@ -44,60 +44,6 @@ class CallPlace:
     def text(self) -> str:
         """The state in words, with the phase or the tools."""
         return state_text(self.state, self.phase, self.tools)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineView:
-    """What the gateway knows of an engine."""
-
-    failure: str | None = None
-    """Why it is down; None while it is up."""
-    sends_snapshots: bool = True
-    silence: str = "that engine does not report its queue"
-    """How explanations describe an engine that sends none."""
-    snapshot: EngineSnapshot | None = None
-    """Its last snapshot; None while it is down, because the last one is out of date."""
-    ranks: tuple[EngineSnapshot, ...] = ()
-    """The last snapshot of each data-parallel rank; `snapshot` is their sum."""
-    age_s: float | None = None
-    """The snapshot's age."""
-    slots: float = math.inf
-    """The calls that it runs at once, as far as that is known."""
-    memory: MemoryReport | None = None
-    """The working set in its last snapshot; None where every program may run."""
-    estimated_memory: MemoryReport | None = None
-    """The working set as the gateway estimates it for an engine without snapshots."""
-    is_queued: Callable[[str], bool] = lambda _: False
-    """Returns whether the call of a key waits at the gateway."""
-    why_queued: Callable[[str], str | None] = lambda _: None
-    """Returns why the call of a key waits at the gateway; None once the call was sent."""
-    waits_for_memory: Callable[[str], bool] = lambda _: False
-    """Returns whether the call of a key waits at the gateway because its program is inactive."""
-
-
-def engine_view(handle: EngineHandle) -> EngineView:
-    """Return what is known of an engine."""
-    is_up = handle.supervisor.is_up
-    return EngineView(
-        failure=None if is_up else handle.engine.failure() or handle.supervisor.problem,
-        sends_snapshots=handle.sends_reports,
-        silence=_silence_of(handle),
-        snapshot=handle.snapshots.merged if is_up else None,
-        ranks=tuple(handle.snapshots.by_rank.values()) if is_up else (),
-        age_s=handle.snapshot_age_s if is_up else None,
-        slots=handle.slots,
-        memory=handle.snapshots.memory if is_up else None,
-        estimated_memory=handle.memory if is_up and handle.snapshots.merged is None else None,
-        is_queued=handle.queue.is_queued,
-        why_queued=handle.queue.why_queued,
-        waits_for_memory=handle.queue.waits_for_memory,
-    )
-
-
-def _silence_of(handle: EngineHandle) -> str:
-    problem = handle.reporting.problem
-    silence = "that engine does not report its queue"
-    return silence if problem is None else f"{silence} ({problem})"
 
 
 class Overview:
@@ -254,6 +200,12 @@ class Overview:
             state_s=max(place.state_s for place in found),
             wait_s=sum(place.wait_s for place in places),
         )
+
+
+def overview_of(gateway: Gateway) -> Overview:
+    """Return the open calls and engines of a gateway at this moment."""
+    engines = {handle.name: engine_view(handle) for handle in gateway.pool}
+    return Overview(gateway.registry, engines, gateway.clock(), gateway.registry.gateway_id)
 
 
 _FURTHEST_FIRST = (ProgramState.IN_ENGINE, ProgramState.WAITING_FOR_SLOT, ProgramState.WAITING_FOR_MEMORY)

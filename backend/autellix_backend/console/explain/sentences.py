@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from autellix_backend.console.explain.explanations import CallExplanation, ProgramAhead
-from autellix_backend.console.explain.overview import CallPlace, EngineView
+from autellix_backend.console.explain.overview import CallPlace
 from autellix_backend.core.balance import Placement
 from autellix_backend.core.boost import ONE_SIZE_SPREAD
 from autellix_backend.core.config import SchedulerConfig
@@ -13,6 +13,7 @@ from autellix_backend.core.policies import make_policy
 from autellix_backend.core.priority import Priority
 from autellix_backend.gateway.calls.call import GatewayCall
 from autellix_backend.gateway.engines.inactive import Inactive
+from autellix_backend.gateway.engines.view import EngineView
 from autellix_backend.observe.durations import seconds
 from autellix_backend.observe.states import ProgramState
 from autellix_backend.reports.snapshot import BoostSnapshot, CallSnapshot, EngineSnapshot

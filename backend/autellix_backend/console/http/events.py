@@ -11,12 +11,13 @@ from fastapi import APIRouter, Depends, Query
 from starlette.responses import StreamingResponse
 
 from autellix_backend.console.explain.event_feed import Event
+from autellix_backend.console.http.parameters import ConsoleParts, feed_only_to_owners
+from autellix_backend.console.wiring import Console
 from autellix_backend.gateway.errors import TooManySubscribersError
 from autellix_backend.gateway.http.bodies import Id
-from autellix_backend.gateway.http.parameters import Parts, Viewer, feed_only_to_owners
+from autellix_backend.gateway.http.parameters import Viewer
 from autellix_backend.gateway.http.refusals import refusals
 from autellix_backend.gateway.tenancy.tenants import Tenant
-from autellix_backend.gateway.wiring import Components
 from autellix_wire.paths import API_PREFIX
 
 EVENTS_PATH = API_PREFIX + "/events"
@@ -45,25 +46,25 @@ router = APIRouter(tags=["operators"], responses=refusals(400, 401, 500, 503))
     responses=refusals(403),
 )
 async def subscribe(
-    viewer: Viewer, parts: Parts, program: Annotated[Id | None, Query()] = None
+    viewer: Viewer, console: ConsoleParts, program: Annotated[Id | None, Query()] = None
 ) -> StreamingResponse:
     """Stream the events of calls, programs and engines as server-sent events."""
     program_ids = None if program is None else viewer.candidates(program)
-    if parts.feed.subscriber_count >= MAX_SUBSCRIBERS:
+    if console.feed.subscriber_count >= MAX_SUBSCRIBERS:
         raise TooManySubscribersError(MAX_SUBSCRIBERS)
-    if viewer.name and parts.feed.count_of(viewer) >= MAX_TENANT_SUBSCRIBERS:
+    if viewer.name and console.feed.count_of(viewer) >= MAX_TENANT_SUBSCRIBERS:
         raise TooManySubscribersError(MAX_TENANT_SUBSCRIBERS, "the tenant")
-    events = _events(parts, viewer, program_ids)
+    events = _events(console, viewer, program_ids)
     return _EventStream(events, headers={"cache-control": "no-store"})
 
 
 async def _events(
-    parts: Components, viewer: Tenant, program_ids: tuple[str, ...] | None
+    console: Console, viewer: Tenant, program_ids: tuple[str, ...] | None
 ) -> AsyncIterator[bytes]:
     """Yield events until the server ends; a client that does not read delays only itself."""
-    ending = asyncio.create_task(parts.closing.wait())
+    ending = asyncio.create_task(console.gateway.closing.wait())
     try:
-        with parts.feed.subscribe(viewer, program_ids) as subscription:
+        with console.feed.subscribe(viewer, program_ids) as subscription:
             # At once, so that the client knows from when on it misses nothing.
             yield b": listening\n\n"
             while not ending.done():

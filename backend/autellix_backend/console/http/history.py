@@ -17,9 +17,10 @@ from autellix_backend.console.explain.views import names_of, threads_of
 from autellix_backend.console.history.critical_path import Spent, spent, spent_text
 from autellix_backend.console.history.history import PastProgram
 from autellix_backend.console.history.spans import Span, spans
+from autellix_backend.console.http.parameters import ConsoleParts, Ended, IsShown, Turn
 from autellix_backend.gateway.errors import InvalidRequestError, NotFoundError
 from autellix_backend.gateway.http.bodies import DEFAULT_LIMIT, Id, Limit, json_response
-from autellix_backend.gateway.http.parameters import Ended, IsShown, Parts, Turn, Viewer
+from autellix_backend.gateway.http.parameters import Viewer
 from autellix_backend.gateway.http.refusals import refusals
 from autellix_backend.gateway.tenancy.tenants import Tenant
 from autellix_backend.observe.settled_call import Outcome, SettledCall
@@ -137,7 +138,7 @@ router = APIRouter(tags=["operators"], responses=refusals(401, 500))
 @router.get(HISTORY_PATH, response_model=EndedTable, responses=refusals(400))
 async def list_ended(
     viewer: Viewer,
-    parts: Parts,
+    console: ConsoleParts,
     is_shown: IsShown,
     turn: Turn,
     limit: Limit = DEFAULT_LIMIT,
@@ -146,7 +147,7 @@ async def list_ended(
 ) -> Response:
     """List the programs that ended, or those of a group, the last first: the tenant's, for an admin all."""
     before = _ended_before(after)
-    programs = filter(is_shown, parts.history.programs(viewer.visible_prefix))
+    programs = filter(is_shown, console.history.programs(viewer.visible_prefix))
     listed = (program for program in programs if group is None or program.group == group)
     ids = [((program.ended_at_s, viewer.shown(program.program_id)), program) for program in listed]
     found = sorted((each for each in ids if each[0] < before), key=itemgetter(0), reverse=True)

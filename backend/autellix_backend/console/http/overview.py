@@ -3,58 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
 from fastapi import APIRouter, Query
 from starlette.responses import Response
 
-from autellix_backend.console.explain.kv_memory import KvMemory, kv_memory, sum_of
-from autellix_backend.console.explain.overview import CallPlace, Overview
-from autellix_backend.console.explain.recent_load import KEPT_S, PERIOD_S, LoadSeries, Moment
+from autellix_backend.console.explain.current_load import CurrentLoad, current_load
+from autellix_backend.console.explain.recent_load import KEPT_S, LoadSeries
+from autellix_backend.console.http.parameters import ConsoleParts, CurrentOverview, Turn
 from autellix_backend.gateway.http.bodies import json_response
-from autellix_backend.gateway.http.parameters import CurrentOverview, Parts, Turn, admin_only, overview_of
+from autellix_backend.gateway.http.parameters import Parts, admin_only
 from autellix_backend.gateway.http.refusals import refusals
-from autellix_backend.gateway.wiring import Components
-from autellix_backend.observe.states import WAITING, ProgramState
-from autellix_backend.pauses import Pauses
 from autellix_wire.paths import API_PREFIX
 
 OVERVIEW_PATH = API_PREFIX + "/overview"
 MAX_MINUTES = int(KEPT_S / 60)
-SHOWN_STATES = (ProgramState.WAITING_FOR_MEMORY, ProgramState.WAITING_FOR_SLOT, ProgramState.IN_ENGINE)
-"""The states that this gateway and the engines' snapshots show; the others follow from the process table."""
-"""The states of programs with open calls."""
-
-logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StateCount:
-    """The programs in one state."""
-
-    state: str
-    programs: int
-    longest_wait_s: float | None
-    """The longest present wait of a call among them; None where none waits."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CurrentLoad:
-    """The load at this moment, of all gateways as far as it is known; unknown values are None."""
-
-    programs: int
-    states: tuple[StateCount, ...]
-    engines: int
-    engines_up: int
-    slots: int | None
-    """Batch slots of the engines that report them, and the calls that run and wait there."""
-    running: int | None
-    waiting: int | None
-    kv: KvMemory | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,71 +42,12 @@ async def show_overview(
     _turn: Turn,
     overview: CurrentOverview,
     parts: Parts,
+    console: ConsoleParts,
     minutes: Annotated[int, Query(ge=1, le=MAX_MINUTES)] = 15,
 ) -> Response:
     """Show what programs wait for now, and the load of the last minutes."""
-    now = await current_load(parts, overview)
+    now = await current_load(parts.store, overview)
     # A thread: six hours are thousands of samples.
     return await asyncio.to_thread(
-        lambda: json_response(LoadOverview(now=now, load=parts.load.series(60.0 * minutes)))
+        lambda: json_response(LoadOverview(now=now, load=console.load.series(60.0 * minutes)))
     )
-
-
-async def current_load(parts: Components, overview: Overview) -> CurrentLoad:
-    """Return the load at this moment."""
-    counts = await parts.store.counts()
-    places: list[CallPlace] = []
-    pauses = Pauses()
-    for place in overview.open_places():
-        places.append(place)
-        await pauses.pause()
-    elsewhere = max(0, counts.active_programs - len(places))
-    between_calls = max(0, counts.programs - len(places) - elsewhere)
-    states = [_count_of(state, places) for state in SHOWN_STATES]
-    for state, programs in (
-        (ProgramState.AT_ANOTHER_GATEWAY, elsewhere),
-        (ProgramState.BETWEEN_CALLS, between_calls),
-    ):
-        states.append(StateCount(state=state, programs=programs, longest_wait_s=None))
-    views = list(overview.engines.values())
-    snapshots = [view.snapshot for view in views if view.snapshot is not None]
-    return CurrentLoad(
-        programs=len(places) + elsewhere + between_calls,
-        states=tuple(states),
-        engines=len(views),
-        engines_up=sum(view.failure is None for view in views),
-        slots=sum(each.slots for each in snapshots) if snapshots else None,
-        running=sum(each.running for each in snapshots) if snapshots else None,
-        waiting=sum(each.waiting for each in snapshots) if snapshots else None,
-        kv=sum_of(memory for view in views if (memory := kv_memory(view)) is not None),
-    )
-
-
-def _count_of(state: ProgramState, places: Sequence[CallPlace]) -> StateCount:
-    found = [place for place in places if place.state is state]
-    longest_s = max((place.state_s for place in found), default=None) if state in WAITING else None
-    return StateCount(state=state, programs=len(found), longest_wait_s=longest_s)
-
-
-def moment_of(load: CurrentLoad) -> Moment:
-    """Return what a sample keeps of the load at a moment."""
-    programs = {each.state: float(each.programs) for each in load.states}
-    kv = load.kv
-    total = math.nan if kv is None or not kv.total_tokens else kv.total_tokens
-    return Moment(
-        **programs,
-        kv_held=(kv.held_tokens if kv else 0) / total,
-        kv_kept=(kv.kept_tokens if kv else 0) / total,
-        kv_reserve=(kv.reserve_tokens if kv else 0) / total,
-    )
-
-
-async def sample_load(parts: Components) -> None:
-    """Sample the load until cancelled."""
-    while True:
-        await asyncio.sleep(PERIOD_S)
-        try:
-            parts.load.sample(moment_of(await current_load(parts, overview_of(parts))))
-        except Exception:
-            # A task's boundary: one failed sample must not end the sampling.
-            logger.exception("the load could not be sampled")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from http import HTTPStatus
 from typing import Any
 
 from fastapi import APIRouter
+from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from autellix_backend.console.page.assets import INDEX, assets
@@ -16,6 +18,7 @@ from autellix_backend.settings import GatewaySettings
 ROOT = "/autellix"
 PAGE_PATH = ROOT + "/"
 FILES_PATH = PAGE_PATH + "page/"
+STARTING_PAGE = "starting.html"
 router = APIRouter(tags=["page"], responses=refusals(500))
 _PUBLIC: dict[str, Any] = {"security": []}
 
@@ -33,7 +36,8 @@ def is_page_path(path: str) -> bool:
 
 def has_page(gateway: GatewaySettings, *, has_keys: bool, is_loopback: bool) -> bool:
     """Return whether a gateway serves the page; `auto` does not where anyone on the network could read it."""
-    return gateway.page == "on" or (gateway.page == "auto" and (has_keys or is_loopback))
+    is_wanted = gateway.page == "on" or (gateway.page == "auto" and (has_keys or is_loopback))
+    return gateway.console and is_wanted
 
 
 @router.get("/", status_code=307, response_class=RedirectResponse, openapi_extra=_PUBLIC)
@@ -66,3 +70,15 @@ def file_response(name: str) -> Response:
     if asset is None:
         return Response(status_code=404, headers=PAGE_HEADERS)
     return Response(asset.content, media_type=asset.media_type, headers=PAGE_HEADERS)
+
+
+def starting_page(request: Request) -> Response | None:
+    """Return the page that waits while the engines start, or a file of it; None for requests of others."""
+    path = request.url.path
+    if request.method not in ("GET", "HEAD") or not is_page_path(path):
+        return None
+    if path == PAGE_PATH:
+        return file_response(STARTING_PAGE)
+    if path.startswith(FILES_PATH):
+        return file_response(path.removeprefix(FILES_PATH))
+    return RedirectResponse(PAGE_PATH, HTTPStatus.TEMPORARY_REDIRECT)

@@ -20,21 +20,20 @@ from autellix_backend.console.explain.views import (
 )
 from autellix_backend.console.explain.why import explain_program
 from autellix_backend.console.http.history import EndedExplanation, explain_ended
-from autellix_backend.gateway.errors import InvalidRequestError
-from autellix_backend.gateway.http.bodies import DEFAULT_LIMIT, Id, Limit, json_response
-from autellix_backend.gateway.http.parameters import (
+from autellix_backend.console.http.parameters import (
+    ConsoleParts,
     CurrentOverview,
     Ended,
     IsShown,
     Living,
-    Parts,
     Turn,
-    Viewer,
-    unknown_program,
 )
+from autellix_backend.console.wiring import Console
+from autellix_backend.gateway.errors import InvalidRequestError
+from autellix_backend.gateway.http.bodies import DEFAULT_LIMIT, Id, Limit, json_response
+from autellix_backend.gateway.http.parameters import Parts, Viewer, unknown_program
 from autellix_backend.gateway.http.refusals import refusals
 from autellix_backend.gateway.tenancy.tenants import Tenant
-from autellix_backend.gateway.wiring import Components
 from autellix_backend.observe.settled_call import SettledCall
 from autellix_backend.observe.states import ProgramState
 from autellix_backend.stores.base import ProgramView
@@ -72,6 +71,7 @@ router = APIRouter(tags=["operators"], responses=refusals(401, 500))
 async def list_programs(
     viewer: Viewer,
     parts: Parts,
+    console: ConsoleParts,
     is_shown: IsShown,
     turn: Turn,
     overview: CurrentOverview,
@@ -96,7 +96,7 @@ async def list_programs(
         for view in page.programs:
             is_listed = is_shown(view) and (group is None or view.group == group)
             if is_listed and (state is None or overview.program_state(view) is state):
-                rows.append(_row(view, overview, parts, viewer))
+                rows.append(_row(view, overview, console, viewer))
             await turn.pause()
         cursor = page.cursor
         if cursor is None or len(rows) == limit:
@@ -113,11 +113,12 @@ async def explain(
     ended: Ended,
     overview: CurrentOverview,
     parts: Parts,
+    console: ConsoleParts,
 ) -> ProgramExplanation | EndedExplanation:
     """Explain why a program's calls wait or run, or where the time of one that has ended went."""
     if view is not None:
         placement = parts.router.placement(view.program_id)
-        config, settled = parts.settings.scheduler, _settled(view, parts)
+        config, settled = parts.settings.scheduler, _settled(view, console)
         return explain_program(view, overview, config, viewer, placement, settled)
     if ended is not None:
         return explain_ended(ended, viewer)
@@ -126,25 +127,27 @@ async def explain(
 
 @router.get(ONE_PROGRAM, responses=refusals(404))
 async def show_program(
-    program_id: str, viewer: Viewer, view: Living, overview: CurrentOverview, parts: Parts
+    program_id: str, viewer: Viewer, view: Living, overview: CurrentOverview, console: ConsoleParts
 ) -> ProgramDetail:
     """Show one program with its latest calls."""
     if view is None:
         raise unknown_program(program_id)
     return ProgramDetail(
-        **asdict(_row(view, overview, parts, viewer)),
+        **asdict(_row(view, overview, console, viewer)),
         critical_path_s=critical_path_s(view.calls),
         calls=call_rows(view, overview),
     )
 
 
-def _row(view: ProgramView, overview: Overview, parts: Components, viewer: Tenant) -> ProgramRow:
-    recorded = parts.history.living(view.program_id)
-    median_s = None if recorded is None else parts.groups.median_s(recorded)
-    return program_row(view, overview, parts.settings.scheduler, viewer, _settled(view, parts), median_s)
+def _row(view: ProgramView, overview: Overview, console: Console, viewer: Tenant) -> ProgramRow:
+    recorded = console.history.living(view.program_id)
+    median_s = None if recorded is None else console.groups.median_s(recorded)
+    return program_row(
+        view, overview, console.gateway.settings.scheduler, viewer, _settled(view, console), median_s
+    )
 
 
-def _settled(view: ProgramView, parts: Components) -> Sequence[SettledCall]:
+def _settled(view: ProgramView, console: Console) -> Sequence[SettledCall]:
     """Return a program's settled calls, as far as this gateway served them."""
-    recorded = parts.history.living(view.program_id)
+    recorded = console.history.living(view.program_id)
     return () if recorded is None else recorded.calls

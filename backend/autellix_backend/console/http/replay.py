@@ -14,6 +14,7 @@ from fastapi import APIRouter, Query
 from starlette.responses import Response
 
 from autellix_backend.console.http.history import detail_of
+from autellix_backend.console.http.parameters import ConsoleParts
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.gateway.errors import ConflictError
 from autellix_backend.gateway.http.bodies import JSON_TYPE
@@ -38,18 +39,18 @@ router = APIRouter(tags=["operators"], responses=refusals(401, 403, 500))
     REPLAY_PATH, dependencies=[operator_only("the replay of recent programs")], responses=refusals(400, 409)
 )
 async def replay_recent(
-    viewer: Viewer, parts: Parts, minutes: Annotated[int, Query(ge=1, le=60)] = 10
+    viewer: Viewer, parts: Parts, console: ConsoleParts, minutes: Annotated[int, Query(ge=1, le=60)] = 10
 ) -> Response:
     """Simulate the programs that ended in the last minutes under other policies; one at a time."""
     if importlib.util.find_spec(SIMULATOR.partition(".")[0]) is None:
         raise ConflictError("the simulator is not installed here; run: pip install 'autellix[lab]'")
-    if parts.replaying.locked():
+    if console.replaying.locked():
         raise ConflictError("another replay is running; try again when it has ended")
-    async with parts.replaying:
+    async with console.replaying:
         since_s = time.time() - 60.0 * minutes
         programs = []
         calls = 0
-        for program in parts.history.programs(viewer.visible_prefix):
+        for program in console.history.programs(viewer.visible_prefix):
             calls += len(program.calls)
             if program.ended_at_s < since_s or calls > MAX_CALLS:
                 break

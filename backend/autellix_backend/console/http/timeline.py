@@ -16,18 +16,11 @@ from autellix_backend.console.history.critical_path import Spent, spent
 from autellix_backend.console.history.history import PastProgram
 from autellix_backend.console.history.spans import Span, SpanKind
 from autellix_backend.console.http.history import TimelineCall, finished_row
+from autellix_backend.console.http.parameters import ConsoleParts, CurrentOverview, Ended, Living, Turn
 from autellix_backend.console.http.programs import ONE_PROGRAM
 from autellix_backend.gateway.calls.call import GatewayCall
 from autellix_backend.gateway.http.bodies import json_response
-from autellix_backend.gateway.http.parameters import (
-    CurrentOverview,
-    Ended,
-    Living,
-    Parts,
-    Turn,
-    Viewer,
-    unknown_program,
-)
+from autellix_backend.gateway.http.parameters import Viewer, unknown_program
 from autellix_backend.gateway.http.refusals import refusals
 from autellix_backend.observe.settled_call import Outcome, SettledCall
 from autellix_backend.observe.states import WAITING, WORDS, ProgramState
@@ -69,13 +62,13 @@ async def show_timeline(
     view: Living,
     program: Ended,
     overview: CurrentOverview,
-    parts: Parts,
+    console: ConsoleParts,
 ) -> Response:
     """Show what each call of a program did when, while it runs or after it ended."""
     place: CallPlace | None = None
     open_rows: tuple[TimelineCall, ...] = ()
     if view is not None:
-        recorded = parts.history.living(view.program_id)
+        recorded = console.history.living(view.program_id)
         place = overview.program_place(view, recorded.calls if recorded else ())
         program, open_rows = living_program(view, recorded, overview, wall_s=time.time())
     if program is None:

@@ -77,6 +77,9 @@ class AdmissionBounds:
         self.size_bytes -= size_bytes
 
 
+OnSnapshot = Callable[[str, EngineSnapshot | None, EngineSnapshot], None]
+
+
 class EngineHandle:
     """An engine with its supervisor, queue and connections, and the gateway's view of its load."""
 
@@ -91,7 +94,7 @@ class EngineHandle:
         clock: Callable[[], float],
         can_move: Callable[[Caller, bool], bool],
         on_report: Callable[[str, EngineReport], None],
-        on_snapshot: Callable[[str, EngineSnapshot | None, EngineSnapshot], None],
+        on_snapshot: OnSnapshot,
         on_link_change: Callable[[EngineHandle], None],
     ) -> None:
         """Connect nothing yet.

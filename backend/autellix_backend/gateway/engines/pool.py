@@ -13,10 +13,11 @@ from functools import partial
 
 from autellix_backend.engines.base import Engine
 from autellix_backend.engines.supervisor import EngineChange
-from autellix_backend.gateway.engines.handle import EngineHandle
+from autellix_backend.gateway.engines.handle import EngineHandle, OnSnapshot
 from autellix_backend.gateway.engines.model_groups import groups_of
 from autellix_backend.gateway.engines.refusals import Caller
 from autellix_backend.gateway.errors import ConflictError, EngineUnavailableError, NotFoundError
+from autellix_backend.reports.snapshot import EngineSnapshot
 
 REVIEW_PERIOD_S = 0.2
 """How often queued calls are reviewed: sent, moved to another engine or refused."""
@@ -39,6 +40,7 @@ class EnginePool:
         self._handles: dict[str, EngineHandle] = {}
         self._listeners: list[Callable[[EngineChange], None]] = []
         self._link_listeners: list[Callable[[EngineHandle], None]] = []
+        self._snapshot_listeners: list[OnSnapshot] = []
         self._departures: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self.groups: Sequence[frozenset[str]] = ()
@@ -124,6 +126,10 @@ class EnginePool:
         """Call a listener at every change of any engine's report link; it must not raise."""
         self._link_listeners.append(listener)
 
+    def subscribe_snapshots(self, listener: OnSnapshot) -> None:
+        """Call a listener with an engine's name, a rank's last snapshot and the next; it must not raise."""
+        self._snapshot_listeners.append(listener)
+
     async def links_settled(self, timeout_s: float) -> None:
         """Return once it is known what each running engine reports, or after the timeout."""
         links = [handle.link for handle in self if handle.supervisor.is_up]
@@ -137,7 +143,10 @@ class EnginePool:
         """
         self.check_free(engine.name)
         handle = self._make_handle(
-            engine, can_move=partial(self.can_move_from, engine.name), on_link_change=self._on_link_change
+            engine,
+            can_move=partial(self.can_move_from, engine.name),
+            on_snapshot=self._on_snapshot,
+            on_link_change=self._on_link_change,
         )
         handle.supervisor.subscribe(self._on_change)
         handle.on_unused = partial(self._on_unused, handle)
@@ -233,6 +242,10 @@ class EnginePool:
         self._review_queues()
         for listener in self._listeners:
             listener(change)
+
+    def _on_snapshot(self, engine: str, before: EngineSnapshot | None, after: EngineSnapshot) -> None:
+        for listener in self._snapshot_listeners:
+            listener(engine, before, after)
 
     def _on_link_change(self, handle: EngineHandle) -> None:
         for listener in self._link_listeners:

@@ -9,9 +9,9 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from autellix_backend.console.explain.overview import engine_view
 from autellix_backend.gateway.engines.pool import EnginePool
 from autellix_backend.gateway.engines.reporting import LOCAL
+from autellix_backend.gateway.engines.view import engine_view
 from autellix_backend.gateway.errors import EngineUnavailableError, ShuttingDownError
 from autellix_backend.gateway.http.openapi import openapi_document
 from autellix_backend.gateway.http.parameters import Parts, admin_only

@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from autellix_backend.console.http.page import is_page_path
 from autellix_backend.gateway.errors import GatewayError, InvalidKeyError, TooManyOpenRequestsError
 from autellix_backend.gateway.fairness import FairStart
 from autellix_backend.gateway.http.errors import error_response
@@ -37,8 +36,10 @@ class Authentication:
         audit: AuditLog,
         *,
         max_requests: int,
+        is_page_path: Callable[[str], bool] = lambda _: False,
     ) -> None:
         self._app = app
+        self._is_page_path = is_page_path
         self._audit = audit
         self._tenants = tenants
         self._on_refusal = on_refusal
@@ -48,7 +49,7 @@ class Authentication:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass one request on with its tenant, or answer it with 401 or 503."""
-        if scope["type"] != "http" or scope["path"] in OPEN_PATHS or is_page_path(scope["path"]):
+        if scope["type"] != "http" or scope["path"] in OPEN_PATHS or self._is_page_path(scope["path"]):
             await self._app(scope, receive, send)
             return
         try:

@@ -63,9 +63,9 @@ class BoundedRequest(Request):
     async def body(self) -> bytes:
         """Return the body; raises as `read_body` does."""
         if self._content is None:
-            components = self.app.state.components
-            max_bytes = min(MAX_CONTROL_BYTES, components.settings.gateway.max_body_bytes)
-            with components.intake.hold(components.tenants.of(self.scope)) as hold:
+            gateway = self.app.state.gateway
+            max_bytes = min(MAX_CONTROL_BYTES, gateway.settings.gateway.max_body_bytes)
+            with gateway.intake.hold(gateway.tenants.of(self.scope)) as hold:
                 self._content = await read_body(read_headers(self.scope), self.receive, hold, max_bytes)
         return self._content
 

@@ -8,12 +8,12 @@ from typing import Annotated, Any
 from fastapi import APIRouter
 from pydantic import AfterValidator, BaseModel, Field
 
-from autellix_backend.console.explain.kv_memory import KvMemory, kv_memory
-from autellix_backend.console.explain.overview import engine_view
 from autellix_backend.engines.base import EngineError
 from autellix_backend.engines.factory import make_remote
 from autellix_backend.engines.report_client import ReportClient
 from autellix_backend.gateway.engines.handle import EngineHandle
+from autellix_backend.gateway.engines.kv_memory import KvMemory, kv_memory
+from autellix_backend.gateway.engines.view import engine_view
 from autellix_backend.gateway.errors import ConflictError, InvalidRequestError
 from autellix_backend.gateway.http.bodies import BodyRoute, Id
 from autellix_backend.gateway.http.parameters import Parts, admin_only, operator_only

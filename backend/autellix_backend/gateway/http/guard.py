@@ -10,13 +10,12 @@ such a request carries a foreign `Host`.
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import lru_cache
 from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from autellix_backend.console.http.page import is_page_path
 from autellix_backend.engines.probe import LOOP_HEADER, LOOP_MARK
 from autellix_backend.gateway.errors import ForeignPageError, GatewayError, InvalidRequestError, LoopError
 from autellix_backend.gateway.http.errors import VERSION_HEADER, error_response
@@ -32,7 +31,13 @@ class RequestGuard:
     """ASGI middleware that refuses such requests, and adds the version to each response."""
 
     def __init__(
-        self, app: ASGIApp, *, is_local: bool, hosts: Collection[str], origins: Collection[str]
+        self,
+        app: ASGIApp,
+        *,
+        is_local: bool,
+        hosts: Collection[str],
+        origins: Collection[str],
+        is_page_path: Callable[[str], bool] = lambda _: False,
     ) -> None:
         """Wrap an app.
 
@@ -43,11 +48,13 @@ class RequestGuard:
                 and a gateway in a cluster does not know its own names. A list of hosts asks for it too.
             hosts: Further names of the gateway, in lower case and without ports.
             origins: Origins of other sites whose pages may send requests.
+            is_page_path: Returns whether a path belongs to our own pages, which other sites may link to.
         """
         self._app = app
         self._is_local = is_local
         self._hosts = frozenset(hosts)
         self._origins = frozenset(origins)
+        self._is_page_path = is_page_path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Forward one request, or answer it with 400 or 403."""
@@ -73,7 +80,7 @@ class RequestGuard:
             # RFC 9112, 6.3
             problem = "Content-Length and Transfer-Encoding: are both there; expected one of them"
             return InvalidRequestError(problem, headers={"connection": "close"})
-        foreign = self.foreign_page(headers, is_page=is_page_path(path))
+        foreign = self.foreign_page(headers, is_page=self._is_page_path(path))
         return None if foreign is None else ForeignPageError(foreign)
 
     def foreign_page(self, headers: Mapping[str, str], *, is_page: bool = False) -> str | None:

@@ -18,7 +18,7 @@ from autellix_backend.gateway.identity.aliases import usable_id
 from autellix_backend.gateway.identity.running_sessions import HEARTBEAT_S, LOST_HEARTBEATS
 from autellix_backend.gateway.requests import read_headers, run_while_connected
 from autellix_backend.gateway.tenancy.tenants import Tenant
-from autellix_backend.gateway.wiring import Components
+from autellix_backend.gateway.wiring import Gateway
 from autellix_backend.stores.base import NotOwnerError
 from autellix_wire.paths import PROGRAMS_PATH, SESSIONS_PATH
 from autellix_wire.sessions import SERVER, SessionStart, SessionStarted
@@ -150,7 +150,7 @@ async def release_program(release: ReleaseBody, viewer: Viewer, parts: Parts, re
     return Released(program_id=program_id, released=await _end(program_id, viewer, parts, request))
 
 
-async def _end(program_id: str, viewer: Tenant, parts: Components, request: Request) -> bool:
+async def _end(program_id: str, viewer: Tenant, parts: Gateway, request: Request) -> bool:
     """End a program of the caller's; return False if there is none."""
     owner = None
     if parts.tokens.is_strict and not (viewer.is_admin and viewer.name):
@@ -165,6 +165,6 @@ async def _end(program_id: str, viewer: Tenant, parts: Components, request: Requ
     return False
 
 
-async def _refresh(session_id: str, scoped_id: str, parts: Components) -> None:
+async def _refresh(session_id: str, scoped_id: str, parts: Gateway) -> None:
     if not await parts.store.heartbeat(scoped_id, parts.clock()):
         raise NotFoundError(f"there is no session {session_id!r}: start it again", param="session_id")

@@ -13,8 +13,8 @@ import pytest
 from tests.fakes.engine import FakeBehaviour, FakeEngine
 from tests.serving import listening
 
+from autellix_backend.assembly import create_app
 from autellix_backend.cli.main import main
-from autellix_backend.gateway.app import create_app
 from autellix_backend.settings import ObserveSettings, Settings
 from autellix_lab.workload.loaders import load
 from autellix_lab.workload.trace import CallTrace, ProgramTrace, TraceError

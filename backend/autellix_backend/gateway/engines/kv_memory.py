@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from autellix_backend.console.explain.overview import EngineView
 from autellix_backend.core.balance.memory import MemoryReport
+from autellix_backend.gateway.engines.view import EngineView
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

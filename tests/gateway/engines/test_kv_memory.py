@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from tests.gateway.snapshots import engine, snapshot
 
-from autellix_backend.console.explain.kv_memory import KvMemory, kv_memory, sum_of
 from autellix_backend.core.balance.memory import MemoryReport
+from autellix_backend.gateway.engines.kv_memory import KvMemory, kv_memory, sum_of
 from autellix_backend.reports.snapshot import AdmissionSnapshot, DemandSnapshot
 
 
