@@ -14,8 +14,9 @@ from tests.serving import listening
 from tests.waiting import until
 
 from autellix_backend.assembly import create_app
+from autellix_backend.cli.engines import KINDS
 from autellix_backend.cli.main import main
-from autellix_backend.settings import Settings
+from autellix_backend.settings import ENGINE_KINDS, Settings
 
 
 def at_work(use: Callable[[str, str], None]) -> None:
@@ -113,3 +114,7 @@ def test_impossible_changes_are_refused_with_the_reason(capsys: pytest.CaptureFi
         assert "expected the engine's address or name" in capsys.readouterr().err
 
     at_work(use)
+
+
+def test_the_option_has_the_kinds_of_the_settings() -> None:
+    assert KINDS == ENGINE_KINDS

@@ -202,7 +202,7 @@ def test_help_needs_the_standard_library_only() -> None:
     help_page = run("--help")
     assert (help_page.returncode, help_page.stderr) == (0, "")
     assert "list the programs of a gateway" in help_page.stdout
-    for name, extra in (("serve", "vllm"), ("ps", "backend"), ("sim", "lab")):
+    for name, extra in (("serve", "vllm"), ("keys", "backend"), ("sim", "lab")):
         failed = run(name)
         assert failed.returncode == 2
         assert "which is not installed; expected `pip install" in failed.stderr

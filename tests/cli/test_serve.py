@@ -86,6 +86,33 @@ async def test_serves_a_remote_engine_until_sigterm(
     assert await serve_and(make_settings(tmp_path, urls=(engine.base_url,)), capsys, use) == 0
 
 
+async def test_serves_calls_and_metrics_without_a_console(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], engine: FakeEngine
+) -> None:
+    """Neither the page is there nor a note of its address."""
+    settings = make_settings(tmp_path, urls=(engine.base_url,))
+    settings = replace(settings, gateway=replace(settings.gateway, console=False, page="on"))
+
+    async def use(root: str) -> None:
+        async with aiohttp.ClientSession() as client:
+            async with client.post(root + "/v1/chat/completions", json=BODY) as response:
+                assert response.status == 200, await response.text()
+            found = {}
+            for path in (
+                "/metrics",
+                "/readyz",
+                "/autellix/v1/engines",
+                "/autellix/",
+                "/autellix/v1/programs",
+            ):
+                async with client.get(root + path) as response:
+                    found[path] = response.status
+            assert [*found.values()] == [200, 200, 200, 404, 404]
+
+    assert await serve_and(settings, capsys, use) == 0
+    assert "shown at" not in capsys.readouterr().err
+
+
 @pytest.fixture
 def fake_replica(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> VllmReplica:
     replica = VllmReplica(make_settings(tmp_path, model="m"), server=FAKE_SERVER)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import json
 import os
 import pty
@@ -20,7 +19,6 @@ from typing import Any
 
 import aiohttp
 import pytest
-from rich.console import Console
 from tests.fakes.engine import FakeBehaviour, FakeEngine
 from tests.gateway.snapshots import snapshot, standing
 from tests.serving import listening
@@ -30,9 +28,10 @@ from autellix_backend.assembly import create_app
 from autellix_backend.cli.main import main, make_parser
 from autellix_backend.cli.program_table import program_table
 from autellix_backend.cli.remote import RemoteError, RemoteGateway
+from autellix_backend.cli.terminal import Terminal
 from autellix_backend.cli.why import explanation
 from autellix_backend.core.config import SchedulerConfig
-from autellix_backend.settings import Settings
+from autellix_backend.settings import GatewaySettings, Settings
 
 CHAT = "/v1/chat/completions"
 BODY = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
@@ -109,10 +108,7 @@ def test_no_id_is_cut() -> None:
     program |= {"prompt_tokens": 10, "output_tokens": 20, "flags": [], "thread_names": [], "engines": []}
 
     def shown(width: int, *, is_wide: bool) -> str:
-        console = Console(width=width, file=io.StringIO())
-        console.print(program_table([program], has_more=False, is_wide=is_wide))
-        assert isinstance(console.file, io.StringIO)
-        return console.file.getvalue()
+        return "\n".join(program_table(Terminal(width=width), [program], has_more=False, is_wide=is_wide))
 
     narrow, wide = shown(80, is_wide=False), shown(300, is_wide=True)
     assert narrow.count("q") == 120
@@ -191,10 +187,8 @@ def test_ids_and_names_are_no_markup_of_the_terminal() -> None:
         "flags": [],
     }
     program |= {"prompt_tokens": 10, "output_tokens": 20, "thread_names": [hostile, "b", "c", "d"]}
-    console = Console(width=400, file=io.StringIO(), force_terminal=True)
-    console.print(program_table([program], has_more=False, is_wide=True))
-    assert isinstance(console.file, io.StringIO)
-    text = console.file.getvalue()
+    terminal = Terminal(width=400, is_terminal=True, has_color=True)
+    text = "\n".join(program_table(terminal, [program], has_more=False, is_wide=True))
     assert text.count(hostile) == 3
     assert f"9 ({hostile}, b, c, ...)" in text
     assert "\x1b]8" not in text
@@ -360,6 +354,44 @@ def test_top_follows_in_a_terminal_until_ctrl_c() -> None:
         os.close(terminal)
 
     at_work(use)
+
+
+def test_commands_for_a_gateway_run_where_nothing_is_installed() -> None:
+    """`-S` leaves out all packages but ours, which are on the path as folders."""
+    root = Path(__file__).parents[2]
+    environment = {"PYTHONPATH": f"{root / 'backend'}:{root / 'sdk'}", "PATH": os.environ["PATH"]}
+
+    def said(*arguments: str) -> str:
+        command = [sys.executable, "-S", "-m", "autellix_backend.cli.main", *arguments]
+        done = subprocess.run(command, env=environment, check=False, capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (0, "")
+        return done.stdout
+
+    def use(url: str) -> None:
+        assert re.search(r"slow +react +waiting for a slot", said("ps", "--wide", "--url", url))
+        assert said("why", "slow", "--url", url).startswith("Program slow (react) is waiting for a slot.")
+        assert said("engines", "--url", url).splitlines()[1].split()[:2] == ["fake-0", "up"]
+        assert "Ctrl-C quits" in said("top", "--once", "--url", url)
+
+    at_work(use)
+
+
+@pytest.mark.parametrize("command", [["ps"], ["why", "p"], ["why", "--last"], ["top", "--once"]])
+def test_a_gateway_without_a_console_is_named_as_the_reason(
+    command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def run() -> None:
+        engine = FakeEngine()
+        await engine.start()
+        app = create_app(Settings(gateway=GatewaySettings(console=False)), engine)
+        async with listening(app) as url:
+            assert await asyncio.to_thread(main, [*command, "--url", url]) == 1
+            assert await asyncio.to_thread(main, ["engines", "--url", url]) == 0
+        await engine.stop()
+
+    asyncio.run(run())
+    error = capsys.readouterr().err
+    assert error.rstrip().endswith("; expected a gateway with a console, served without --no-console")
 
 
 @pytest.mark.parametrize("command", [["ps"], ["why", "p"], ["top", "--once"]])

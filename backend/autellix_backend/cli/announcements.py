@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import socket
-import sys
 from collections.abc import Iterable
 
+from autellix_backend.cli.notes import note
 from autellix_backend.engines.base import Engine
 from autellix_backend.engines.host_memory import auto_gib
 from autellix_backend.engines.ray_replica import RayReplica
@@ -26,11 +26,6 @@ _WITHOUT = {
 }
 
 logger = logging.getLogger(__name__)
-
-
-def note(text: str) -> None:
-    """Print a line about the gateway to standard error."""
-    print(f"autellix: {text}", file=sys.stderr, flush=True)
 
 
 def note_change(change: EngineChange) -> None:

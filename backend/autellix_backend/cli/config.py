@@ -6,10 +6,8 @@ import argparse
 import json
 from pathlib import Path
 
-from rich.table import Table
-
 from autellix_backend.cli.options import add_preset_option, add_setting_options, layer_from_args
-from autellix_backend.cli.program_table import make_console
+from autellix_backend.cli.terminal import Row, Terminal
 from autellix_backend.settings import (
     Layer,
     Settings,
@@ -50,10 +48,10 @@ def _show(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(shown, indent=2))
         return 0
-    table = Table("setting", "value", "source", box=None, pad_edge=False)
-    for name, entry in shown.items():
-        table.add_row(name, json.dumps(entry["value"]), str(entry["source"]))
-    make_console(500).print(table)
+    rows = [
+        Row(cells=(name, json.dumps(entry["value"]), str(entry["source"]))) for name, entry in shown.items()
+    ]
+    print(*Terminal(width=500).table(("setting", "value", "source"), rows), sep="\n")
     return 0
 
 

@@ -7,13 +7,15 @@ import time
 from typing import Any
 from urllib.parse import quote
 
-from autellix_backend.cli.announcements import note
-from autellix_backend.cli.program_table import add_wide_option, engine_table, make_console
+from autellix_backend.cli.notes import note
+from autellix_backend.cli.program_table import add_wide_option, engine_table
 from autellix_backend.cli.remote import RemoteGateway, add_remote_options, print_json
-from autellix_backend.settings import ENGINE_KINDS
+from autellix_backend.cli.terminal import Terminal
 
 ENGINES = "/engines"
 LOOK_PERIOD_S = 0.5
+KINDS = ("auto", "vllm", "sglang", "openai")
+"""Those of `settings.ENGINE_KINDS`, which needs more than the standard library."""
 ACTIONS = ("list", "add", "drain", "undrain", "remove")
 
 
@@ -28,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="address of a running server to add; name of the engine to drain, undrain or remove",
     )
     parser.add_argument("--name", help="add: name of the engine, by default remote-0, remote-1, …")
-    parser.add_argument("--kind", choices=ENGINE_KINDS, help="add: kind of the server")
+    parser.add_argument("--kind", choices=KINDS, help="add: kind of the server")
     parser.add_argument("--report-port", type=int, help="add: report port of an engine with our scheduler")
     parser.add_argument("--wait", action="store_true", help="drain: return once its last call has ended")
     parser.add_argument("--no-wait", action="store_true", help="remove: return before the engine has left")
@@ -67,7 +69,7 @@ def _list(gateway: RemoteGateway, *, is_json: bool, is_wide: bool) -> int:
     if is_json:
         print_json(answer)
     else:
-        make_console().print(engine_table(answer["engines"], is_wide=is_wide))
+        print(*engine_table(Terminal.of_output(), answer["engines"], is_wide=is_wide), sep="\n")
         for engine in answer["engines"]:
             if engine["failure"] is not None:
                 print(f"{engine['name']}: {engine['failure']}")

@@ -11,15 +11,14 @@ import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from rich.table import Table
-
 from autellix_backend.cli.options import add_setting_options, settings_from_args
-from autellix_backend.cli.program_table import make_console
+from autellix_backend.cli.terminal import Row, Terminal
 from autellix_backend.gateway.tenancy.file import check_name, read_tenants
 from autellix_backend.gateway.tenancy.tenants import DIGEST_PREFIX, KEY_END, KEY_PREFIX, key_line, new_key
 from autellix_backend.settings import SettingsError, TenantLimits
 
 SHOWN_DIGITS = 12
+HEADINGS = ("TENANT", "KEY (SHA-256)", "UNTIL", "ADMIN", "WEIGHT")
 """Hexadecimal digits of a digest in the list: enough to name one key."""
 MIN_DIGITS = 6
 
@@ -60,16 +59,19 @@ def _new(args: argparse.Namespace) -> None:
 
 def _list(args: argparse.Namespace) -> None:
     tenants = read_tenants(_file(args), TenantLimits())
-    table = Table("TENANT", "KEY (SHA-256)", "UNTIL", "ADMIN", "WEIGHT", box=None, header_style="bold")
-    for digest, tenant in tenants.items():
-        table.add_row(
-            tenant.name,
-            f"{DIGEST_PREFIX}{digest.hex()[:SHOWN_DIGITS]}",
-            str(tenant.key_ends.get(digest, "-")),
-            "yes" if tenant.is_admin else "-",
-            f"{tenant.weight:g}",
+    rows = [
+        Row(
+            cells=(
+                tenant.name,
+                f"{DIGEST_PREFIX}{digest.hex()[:SHOWN_DIGITS]}",
+                str(tenant.key_ends.get(digest, "-")),
+                "yes" if tenant.is_admin else "-",
+                f"{tenant.weight:g}",
+            )
         )
-    make_console().print(table)
+        for digest, tenant in tenants.items()
+    ]
+    print(*Terminal.of_output().table(HEADINGS, rows), sep="\n")
 
 
 def _revoke(args: argparse.Namespace) -> None:

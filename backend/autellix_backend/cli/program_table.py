@@ -6,16 +6,10 @@ import argparse
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
 from autellix_backend.cli.program_name import is_implicit, shown_name
+from autellix_backend.cli.terminal import Row, Style, Terminal
 from autellix_backend.observe.durations import seconds
 from autellix_backend.observe.states import ProgramState
-
-PLAIN_WIDTH = 200
-"""The width of tables in a file or a pipe."""
 
 MAX_NAMES = 3
 """Names of threads in a cell."""
@@ -27,10 +21,10 @@ Columns = dict[str, Callable[[Shown], str]]
 HINT = 'implicit: calls outside of any program; to open one: `with autellix.program("name"):`'
 
 _STATE_STYLES = {
-    "up": "green",
-    ProgramState.IN_ENGINE: "green",
-    ProgramState.WAITING_FOR_MEMORY: "yellow",
-    ProgramState.WAITING_FOR_SLOT: "yellow",
+    "up": Style.GREEN,
+    ProgramState.IN_ENGINE: Style.GREEN,
+    ProgramState.WAITING_FOR_MEMORY: Style.YELLOW,
+    ProgramState.WAITING_FOR_SLOT: Style.YELLOW,
 }
 _OF_ENDED = {
     "level": None,
@@ -48,40 +42,33 @@ def add_wide_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--wide", action="store_true", help="all columns")
 
 
-def make_console(plain_width: int = PLAIN_WIDTH) -> Console:
-    """Return a console that cuts no lines of this width in a file or a pipe."""
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(width=plain_width, highlight=False)
-
-
-def program_table(programs: Iterable[Shown], *, has_more: bool, is_wide: bool = False) -> Table:
-    """Return a table with one line per program."""
+def program_table(
+    terminal: Terminal, programs: Iterable[Shown], *, has_more: bool, is_wide: bool = False
+) -> list[str]:
+    """Return the lines of a table with a row per program, and notes below it."""
     rows = [{**_OF_ENDED, "age_s": program.get("duration_s"), **program} for program in programs]
     columns = _COLUMNS | _WIDE_COLUMNS if is_wide else _COLUMNS
     if all(row["level"] is None for row in rows):
         # The policy has no levels, and with them no ratio.
         columns = {heading: cell for heading, cell in columns.items() if heading not in ("LEVEL", "RATIO")}
-    table = _table(columns, rows, "dim")
     notes = ["... and more (--limit)"] * has_more + [HINT] * any(map(is_implicit, rows))
-    table.caption = "\n".join(notes) or None
-    return table
+    return _table(terminal, columns, rows, Style.DIM) + notes
 
 
-def engine_table(engines: Sequence[Shown], *, is_wide: bool = False) -> Table:
-    """Return a table with one line per engine."""
-    return _table(_ENGINE_COLUMNS | _WIDE_ENGINE_COLUMNS if is_wide else _ENGINE_COLUMNS, engines, "red")
+def engine_table(terminal: Terminal, engines: Sequence[Shown], *, is_wide: bool = False) -> list[str]:
+    """Return the lines of a table with a row per engine."""
+    columns = _ENGINE_COLUMNS | _WIDE_ENGINE_COLUMNS if is_wide else _ENGINE_COLUMNS
+    return _table(terminal, columns, engines, Style.RED)
 
 
-def _table(columns: Columns, rows: Sequence[Shown], other_style: str) -> Table:
-    """Return a table whose first column, the ids that other commands need, is folded and never cut."""
-    table = Table(box=None, header_style="bold")
-    for position, heading in enumerate(columns):
-        table.add_column(heading, no_wrap=position > 0, overflow="ellipsis" if position else "fold")
-    for row in rows:
-        style = _STATE_STYLES.get(row["state"], other_style)
-        # Not a plain text, in which Rich looks for markup: clients choose ids and names.
-        table.add_row(*(Text(cell(row)) for cell in columns.values()), style=style)
-    return table
+def _table(terminal: Terminal, columns: Columns, rows: Sequence[Shown], other: Style) -> list[str]:
+    return terminal.table(
+        list(columns),
+        [
+            Row(cells=[cell(row) for cell in columns.values()], style=_STATE_STYLES.get(row["state"], other))
+            for row in rows
+        ],
+    )
 
 
 def _text(name: str) -> Callable[[Shown], str]:

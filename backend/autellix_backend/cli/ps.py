@@ -7,8 +7,9 @@ from typing import Any
 from urllib.parse import urlencode
 
 from autellix_backend.cli.arguments import count
-from autellix_backend.cli.program_table import add_wide_option, make_console, program_table
+from autellix_backend.cli.program_table import add_wide_option, program_table
 from autellix_backend.cli.remote import RemoteGateway, add_remote_options, print_json
+from autellix_backend.cli.terminal import Terminal
 from autellix_backend.observe.states import ProgramState
 
 STATES = tuple(state.value for state in ProgramState if state is not ProgramState.ENDED)
@@ -42,8 +43,8 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json(answer)
     elif answer["programs"]:
-        table = program_table(answer["programs"], has_more=answer["has_more"], is_wide=args.wide)
-        make_console().print(table)
+        programs, has_more = answer["programs"], answer["has_more"]
+        print(*program_table(Terminal.of_output(), programs, has_more=has_more, is_wide=args.wide), sep="\n")
     else:
         print("No programs.")
     return 0

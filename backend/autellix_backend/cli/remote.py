@@ -10,8 +10,8 @@ from http.client import HTTPException
 from typing import Any
 from urllib.parse import urlencode
 
+from autellix_backend.environment import client_environment
 from autellix_backend.errors import CommandError
-from autellix_backend.settings import client_environment
 from autellix_wire.paths import API_PREFIX
 
 TIMEOUT_S = 10.0

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
-from autellix_backend.cli.announcements import note
+from autellix_backend.cli.notes import note
 from autellix_backend.cli.signals import on_signals
 from autellix_backend.cli.start_progress import showing_progress
 from autellix_backend.engines.base import Engine, EngineUnreachableError

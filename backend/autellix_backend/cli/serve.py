@@ -15,7 +15,6 @@ import uvloop
 
 from autellix_backend.assembly import create_app
 from autellix_backend.cli.announcements import (
-    note,
     note_change,
     note_host_memory,
     note_noise,
@@ -24,6 +23,7 @@ from autellix_backend.cli.announcements import (
     root_url,
 )
 from autellix_backend.cli.config_check import ignored, start_checks
+from autellix_backend.cli.notes import note
 from autellix_backend.cli.options import add_preset_option, add_setting_options, settings_from_args
 from autellix_backend.cli.running_engines import running_engines
 from autellix_backend.cli.server import (

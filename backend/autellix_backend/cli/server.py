@@ -15,8 +15,9 @@ import uvicorn
 from fastapi import FastAPI
 from starlette.types import ASGIApp
 
-from autellix_backend.cli.announcements import note, note_models, note_reporting
+from autellix_backend.cli.announcements import note_models, note_reporting
 from autellix_backend.cli.connections import MAX_HEAD_BYTES, ClientConnection
+from autellix_backend.cli.notes import note
 from autellix_backend.gateway.engines.pool import EnginePool
 from autellix_backend.gateway.http.authentication import MAX_REQUESTS
 from autellix_backend.gateway.http.starting import StartingPage, starting_app

@@ -7,8 +7,8 @@ import os
 import secrets
 from dataclasses import replace
 
-from autellix_backend.cli.announcements import note
 from autellix_backend.cli.config_check import NO_SHARED_SECRET
+from autellix_backend.cli.notes import note
 from autellix_backend.settings import Settings, SettingsError
 
 SECRET_NAME = "token-secret"

@@ -7,13 +7,10 @@ import contextlib
 import time
 from typing import Any
 
-from rich.console import Console, Group, RenderableType
-from rich.live import Live
-from rich.text import Text
-
 from autellix_backend.cli.arguments import above_zero
-from autellix_backend.cli.program_table import add_wide_option, engine_table, make_console, program_table
+from autellix_backend.cli.program_table import add_wide_option, engine_table, program_table
 from autellix_backend.cli.remote import RemoteError, RemoteGateway, add_remote_options, print_json
+from autellix_backend.cli.terminal import Style, Terminal, full_screen, redraw
 
 DEFAULT_PERIOD_S = 1.0
 MARGIN_LINES = 8
@@ -38,27 +35,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Show the gateway until Ctrl-C."""
-    gateway, console = RemoteGateway.from_args(args), make_console()
+    gateway, terminal = RemoteGateway.from_args(args), Terminal.of_output()
     if args.json:
         print_json(_fetch(gateway, PLAIN_LIMIT))
-    elif args.once or not console.is_terminal:
-        console.print(_screen(gateway.url, _fetch(gateway, PLAIN_LIMIT), is_wide=args.wide))
+    elif args.once or not terminal.is_terminal:
+        shown = _screen(terminal, gateway.url, _fetch(gateway, PLAIN_LIMIT), is_wide=args.wide)
+        print(*shown, sep="\n")
     else:
         with contextlib.suppress(KeyboardInterrupt):
-            _follow(gateway, console, args)
+            _follow(gateway, args)
     return 0
 
 
-def _screen(url: str, state: dict[str, Any], *, is_wide: bool) -> RenderableType:
-    """Return the screen for one state of the gateway."""
+def _screen(terminal: Terminal, url: str, state: dict[str, Any], *, is_wide: bool) -> list[str]:
+    """Return the lines of the screen for one state of the gateway."""
     engines = state["engines"]
-    return Group(
-        Text(f"Autellix at {url}   {time.strftime('%H:%M:%S')}   Ctrl-C quits", style="bold"),
+    heading = f"Autellix at {url}   {time.strftime('%H:%M:%S')}   Ctrl-C quits"
+    return [
+        *terminal.wrapped(heading, Style.BOLD),
         "",
-        "engines are shown to admins" if engines is None else engine_table(engines, is_wide=is_wide),
+        *(
+            ["engines are shown to admins"]
+            if engines is None
+            else engine_table(terminal, engines, is_wide=is_wide)
+        ),
         "",
-        program_table(state["programs"], has_more=state["has_more"], is_wide=is_wide),
-    )
+        *program_table(terminal, state["programs"], has_more=state["has_more"], is_wide=is_wide),
+    ]
 
 
 def _fetch(gateway: RemoteGateway, limit: int) -> dict[str, Any]:
@@ -77,14 +80,15 @@ def _engines(gateway: RemoteGateway) -> list[dict[str, Any]] | None:
     return engines
 
 
-def _follow(gateway: RemoteGateway, console: Console, args: argparse.Namespace) -> None:
-    with Live(console=console, screen=True, auto_refresh=False) as live:
+def _follow(gateway: RemoteGateway, args: argparse.Namespace) -> None:
+    with full_screen():
         while True:
+            terminal = Terminal.of_output()
             try:
-                state = _fetch(gateway, max(1, console.height - MARGIN_LINES))
-                shown = _screen(gateway.url, state, is_wide=args.wide)
+                state = _fetch(gateway, max(1, terminal.height - MARGIN_LINES))
+                shown = _screen(terminal, gateway.url, state, is_wide=args.wide)
             except RemoteError as error:
                 # Keep running: the gateway may return.
-                shown = Text(f"{error}", style="red")
-            live.update(shown, refresh=True)
+                shown = terminal.wrapped(str(error), Style.RED)
+            redraw(shown[: terminal.height])
             time.sleep(args.period)

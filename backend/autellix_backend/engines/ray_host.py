@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from autellix_backend.engines.base import EngineError
 from autellix_backend.engines.replica import VllmReplica, free_port
 from autellix_backend.engines.vllm_command import VLLM_SERVER
+from autellix_backend.environment import REPORT_SECRET_VARIABLE
 from autellix_backend.settings import Settings, SettingsError
-from autellix_backend.settings.base import REPORT_SECRET_VARIABLE
 
 WATCH_PERIOD_S = 0.1
 

@@ -1,6 +1,6 @@
 """One frozen tree of settings, built at the edge from a file, the environment and the command line."""
 
-from autellix_backend.settings.base import (
+from autellix_backend.environment import (
     SettingsError,
     child_environment,
     client_environment,

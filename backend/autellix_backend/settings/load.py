@@ -19,13 +19,13 @@ from typing import Any
 from pydantic import TypeAdapter
 from pydantic.fields import FieldInfo
 
-from autellix_backend.settings import sections
-from autellix_backend.settings.base import (
+from autellix_backend.environment import (
     API_KEY_VARIABLE,
     BASE_URL_VARIABLE,
     CACHE_DIR_VARIABLE,
     SettingsError,
 )
+from autellix_backend.settings import sections
 from autellix_backend.settings.scheduler import scheduler_to_mapping
 from autellix_backend.settings.section import FIXED
 from autellix_backend.settings.sections import Settings

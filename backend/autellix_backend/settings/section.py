@@ -10,7 +10,7 @@ from typing import Any, TypeVar, dataclass_transform
 from pydantic import ConfigDict, ValidationError
 from pydantic.dataclasses import dataclass
 
-from autellix_backend.settings.base import SettingsError
+from autellix_backend.environment import SettingsError
 
 FIXED = "fixed"
 """Marks a field that no file, variable or option can set: a constant, which tests and studies vary."""

@@ -21,7 +21,7 @@ from autellix_backend.core.config import (
     SchedulerConfig,
 )
 from autellix_backend.core.names import LIVE_POLICY_NAMES
-from autellix_backend.settings.base import default_cache_dir
+from autellix_backend.environment import default_cache_dir
 from autellix_backend.settings.section import FIXED, section
 from autellix_backend.settings.types import (
     MEMORY_URL,

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer
 
-from autellix_backend.settings.base import MIN_SECRET_CHARACTERS
+from autellix_backend.environment import MIN_SECRET_CHARACTERS
 from autellix_backend.settings.secrets import HIDDEN, hidden_arguments, is_http_url, without_password
 
 MAX_PORT = 65535

@@ -1,6 +1,6 @@
 """The error of settings, and the environment variables that are not settings.
 
-No other package of the backend reads the environment.
+No other module of the backend reads variables of ours from the environment.
 """
 
 from __future__ import annotations
