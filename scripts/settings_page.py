@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write docs/reference/settings.md from the settings of the code.
+"""Write docs/reference/settings.md, and the names in the chart's schema, from the settings of the code.
 
 .venv/bin/python scripts/settings_page.py
 """
@@ -10,6 +10,7 @@ import json
 import typing
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from pydantic import AfterValidator, TypeAdapter
 
@@ -37,6 +38,7 @@ autellix config check autellix.toml
 `GET /autellix/v1/config` shows the values of a running gateway. Secrets are hidden. In the environment
 and in options lists are written `0.5,2,8`, words as in a shell. An empty default means not set.
 """
+SCHEMA = PAGE.parents[2] / "deploy" / "helm" / "autellix" / "values.schema.json"
 ROW = "| setting, option | default | meaning |\n|---|---|---|"
 
 
@@ -44,6 +46,22 @@ def page() -> str:
     """Return the page."""
     sections = settings_to_mapping(Settings())
     return HEAD + "".join(_section(name, defaults) for name, defaults in sections.items())
+
+
+def chart_schema() -> str:
+    """Return the chart's schema with the settings that there are, and the bounds of their numbers."""
+    schema: dict[str, Any] = json.loads(SCHEMA.read_text(encoding="utf-8"))
+    for section, accepted in schema["properties"]["settings"]["properties"].items():
+        # The chart sets these itself, or they are secrets.
+        refused = accepted.get("propertyNames", {"not": {"enum": ()}})["not"]["enum"]
+        names = [name for name in fields_of(section) if name not in refused]
+        accepted["properties"] = {name: _value_schema(section, name) for name in names}
+    return json.dumps(schema, indent=2) + "\n"
+
+
+def _value_schema(section: str, name: str) -> dict[str, object]:
+    bounds = {key: value for key, value in _schema(section, name).items() if key in ("minimum", "maximum")}
+    return {"allOf": [{"$ref": "#/definitions/value"}], **bounds}
 
 
 def _section(section: str, defaults: dict[str, object]) -> str:
@@ -62,13 +80,18 @@ def _row(section: str, name: str, default: object) -> str:
 
 def _accepts(section: str, name: str) -> str | None:
     """Return which values a setting accepts, in words, where its default does not show it."""
-    schema = TypeAdapter(SECTIONS[section]).json_schema(mode="validation")["properties"][name]
-    schema |= next((part for part in schema.get("anyOf", ()) if part["type"] != "null"), {})
+    schema = _schema(section, name)
     if expected := _expected(fields_of(section)[name].annotation, fields_of(section)[name].metadata):
         return expected
     if schema.get("maximum", MAX_NUMBER) < MAX_NUMBER:
         return f"{schema['minimum']} to {schema['maximum']}"
     return f"{schema['minLength']} characters or more" if schema.get("minLength", 0) > 1 else None
+
+
+def _schema(section: str, name: str) -> dict[str, Any]:
+    """Return the JSON schema of a setting; that of its values if it may be unset."""
+    schema: dict[str, Any] = TypeAdapter(SECTIONS[section]).json_schema(mode="validation")["properties"][name]
+    return schema | next((part for part in schema.get("anyOf", ()) if part["type"] != "null"), {})
 
 
 def _names_all(text: str, accepted: str) -> bool:
@@ -97,4 +120,5 @@ def _default(value: object) -> str:
 
 if __name__ == "__main__":
     PAGE.write_text(page(), encoding="utf-8")
-    print(f"wrote {PAGE}")
+    SCHEMA.write_text(chart_schema(), encoding="utf-8")
+    print(f"wrote {PAGE} and {SCHEMA}")

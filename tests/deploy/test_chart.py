@@ -125,6 +125,8 @@ def test_all_objects_are_valid_for_kubernetes(values: dict[str, Any], version: s
         ({"gateway": {"image": {"pullPolicy": "Sometimes"}}}, "pullPolicy"),
         ({"settings": {"gateway": {"token_secret": "in the open 123"}}}, "token_secret"),
         ({"settings": {"gateway": {"port": 80}}}, "port"),
+        ({"settings": {"gateway": {"nonsense": 1}}}, "nonsense"),
+        ({"settings": {"gateway": {"shutdown_grace_s": -5}}}, "shutdown_grace_s"),
         ({"settings": {"gatway": {}}}, "gatway"),
         ({"settings": {"store": {"url": "redis://:secret@host"}}}, "url"),
         ({"settings": {"engine": {"max_in_flight": {"a": 1}}}}, "max_in_flight"),
@@ -177,7 +179,7 @@ def test_the_values_name_settings_that_exist() -> None:
     sections = schema["properties"]["settings"]["properties"]
     known = Settings()
     for section, rules in sections.items():
-        for field in rules["propertyNames"].get("not", {}).get("enum", ()):
+        for field in rules.get("propertyNames", {"not": {"enum": ()}})["not"]["enum"]:
             assert hasattr(getattr(known, section), field), f"{section}.{field}"
     layer = layer_from_environment(dict.fromkeys(variables(render(), "gateway"), ""))
     assert set(sections) | {"scheduler"} >= {name.partition(".")[0] for name in layer}

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import re
 import shutil
 import sys
 import time
@@ -139,7 +140,7 @@ async def read_engine(operator: Operator, engine: Server) -> tuple[int, int]:
     async with operator.client.get(engine.url + "/metrics") as response:
         lines = (await response.text()).splitlines()
     totals = [
-        sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))
+        sum(float(line.rpartition(" ")[2]) for line in lines if re.match(rf"{name}[ {{]", line))
         for name in (RUNNING, WAITING)
     ]
     return int(totals[0]), int(totals[1])

@@ -203,6 +203,21 @@ def test_the_users_environment_wins_in_children(monkeypatch: pytest.MonkeyPatch)
     assert environment["ONLY_DEFAULT"] == "x"
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "expected"),
+    [
+        ("urls", "http://a:8000 http://b http://A:8000/v1", "each address once"),
+        ("urls", "http://a:8000/v1?x=1", "without ? or #"),
+        ("urls", "http://a:8000/#x", "without ? or #"),
+        ("replicas", "1000000", "less than or equal to 1024"),
+    ],
+)
+def test_engines_that_cannot_work_are_refused(field: str, value: str, expected: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        load_settings(environ={f"AUTELLIX_ENGINE_{field.upper()}": value})
+    assert f"engine.{field} " in caught.value.line and expected in caught.value.line
+
+
 def test_a_policy_for_the_simulator_alone_is_refused() -> None:
     with pytest.raises(SettingsError, match=r"scheduler.policy .*: is 'srpt'; expected one of"):
         load_settings(environ={"AUTELLIX_SCHEDULER_POLICY": "srpt"})
@@ -232,6 +247,8 @@ def test_the_password_of_a_store_is_never_shown(url: str, shown: str) -> None:
     ("values", "field"),
     [
         ({"url": "http://secret@host"}, "store.url"),
+        ({"url": "redis://secret@host/abc"}, "store.url"),
+        ({"url": "rediss://secret@host/0/1"}, "store.url"),
         ({"key_prefix": "{a}"}, "store.key_prefix"),
     ],
 )

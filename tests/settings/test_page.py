@@ -12,3 +12,9 @@ def test_the_page_is_up_to_date() -> None:
     """Regenerate it with scripts/settings_page.py."""
     script = runpy.run_path(str(SCRIPT))
     assert script["PAGE"].read_text(encoding="utf-8") == script["page"]()
+
+
+def test_the_chart_knows_the_settings_and_their_bounds() -> None:
+    """Helm then refuses what gateways would, which crashed only once they ran."""
+    script = runpy.run_path(str(SCRIPT))
+    assert script["SCHEMA"].read_text(encoding="utf-8") == script["chart_schema"]()

@@ -18,11 +18,11 @@ from autellix_backend.settings.secrets import hidden_arguments, is_http_url, wit
 
 def test_passwords_in_addresses_are_hidden() -> None:
     settings = Settings(
-        engine=EngineSettings(urls=("http://me:hush@one:8000", "https://two/v1?password=hush")),
+        engine=EngineSettings(urls=("http://me:hush@one:8000", "https://you:hush@two/v1")),
         observe=ObserveSettings(otlp_endpoint="http://me:hush@otel:4318"),
     )
     shown = settings_to_mapping(settings)
-    assert shown["engine"]["urls"] == ["http://me:***@one:8000", "https://two/v1?password=***"]
+    assert shown["engine"]["urls"] == ["http://me:***@one:8000", "https://you:***@two/v1"]
     assert shown["observe"]["otlp_endpoint"] == "http://me:***@otel:4318"
     assert "hush" not in str(shown)
 

@@ -124,10 +124,12 @@ def _check_store(settings: Settings) -> None:
 
 def _check_engine(settings: Settings) -> None:
     engine = with_host_memory(settings).engine
+    # Without any engine `serve` starts one of the default model.
+    if engine.model is not None or not engine.urls:
+        check_arguments(engine.extra_args, offloads_kv=engine.kv_host_gib is not None)
     if engine.model is None or settings.ray.address is not None:
         # Ray's machines have their own packages and models.
         return
-    check_arguments(engine.extra_args, offloads_kv=engine.kv_host_gib is not None)
     check_engine_installed()
     if generated_model(engine.model) is None:
         check_model(engine.model)

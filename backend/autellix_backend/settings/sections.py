@@ -29,12 +29,12 @@ from autellix_backend.settings.types import (
     ApiKey,
     Arguments,
     Bounds,
+    EngineUrls,
     Folder,
     Host,
     HostGib,
     HostNames,
     HttpUrl,
-    HttpUrls,
     KeyPrefix,
     Names,
     NonNegativeFloat,
@@ -45,6 +45,7 @@ from autellix_backend.settings.types import (
     PositiveInt,
     PositiveOrInfinite,
     RayAddress,
+    Replicas,
     Secret,
     StoreUrl,
     one_of,
@@ -125,9 +126,9 @@ class EngineSettings:
     is free at the start; unset, as 0, offloads nothing"""
     extra_args: Arguments = ()
     """further arguments for the vLLM server, as `--engine-args='--dtype float32'` (in the file: a list)"""
-    replicas: PositiveInt = 1
+    replicas: Replicas = 1
     """number of engines of the model to start, each on its own cores or GPUs"""
-    urls: HttpUrls = ()
+    urls: EngineUrls = ()
     """running OpenAI-compatible servers; the option may be repeated (in the file: a list)"""
     kind: Annotated[str, one_of(ENGINE_KINDS)] = AUTO_KIND
     """what runs at `urls`, which decides the fields it receives; `auto` asks each server"""

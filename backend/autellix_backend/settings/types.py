@@ -20,6 +20,8 @@ ANY_CLUSTER = "auto"
 AUTO_GIB = "auto"
 MEMORY_URL = "memory://"
 REDIS_SCHEMES = ("redis", "rediss", "unix", "redis+sentinel")
+MAX_REPLICAS = 1024
+"""Of one machine, or of one Ray cluster."""
 MIN_NUMBER, MAX_NUMBER = 1e-6, 1e15
 """The bounds of numbers. What is computed of them stays finite, and times in messages readable."""
 
@@ -74,6 +76,26 @@ def _numbers(value: object) -> object:
     return tuple(value.replace(",", " ").split()) if isinstance(value, str) else value
 
 
+def _is_engine(url: str) -> bool:
+    """Whether a text is an address below which paths can be put."""
+    return is_http_url(url) and not {"?", "#"} & set(url)
+
+
+def _are_different(urls: tuple[str, ...]) -> tuple[str, ...]:
+    """Check that no server is named twice: it would get calls for two."""
+    if len({url.lower().rstrip("/").removesuffix("/v1") for url in urls}) < len(urls):
+        raise ValueError("each address once")
+    return urls
+
+
+def _is_store(url: str) -> bool:
+    """Whether a text is the address of a process table; the client library takes a wrong number for 0."""
+    parts = urlsplit(url)
+    has_database = parts.scheme in ("redis", "rediss")
+    is_database = parts.path.strip("/") == "" or re.fullmatch(r"/\d+", parts.path) is not None
+    return url == MEMORY_URL or (parts.scheme in REDIS_SCHEMES and (is_database or not has_database))
+
+
 def _is_size(value: str | float) -> bool:
     """Whether a value, or the text of one, is a number from zero to the largest allowed."""
     try:
@@ -91,6 +113,7 @@ NUMBER = BeforeValidator(_no_boolean)
 WORDS = BeforeValidator(_words)
 
 PositiveInt = Annotated[int, Field(ge=1, le=int(MAX_NUMBER)), NUMBER]
+Replicas = Annotated[int, Field(ge=1, le=MAX_REPLICAS), NUMBER]
 PositiveFloat = Annotated[float, Field(ge=MIN_NUMBER, le=MAX_NUMBER, allow_inf_nan=False), NUMBER]
 PositiveOrInfinite = Annotated[float, Field(ge=MIN_NUMBER), NUMBER]
 NonNegativeInt = Annotated[int, Field(ge=0, le=int(MAX_NUMBER)), NUMBER]
@@ -100,7 +123,10 @@ Bounds = Annotated[tuple[PositiveFloat, ...], BeforeValidator(_numbers)]
 Folder = Annotated[Path, AfterValidator(Path.expanduser)]
 Host = Annotated[str, Field(min_length=1)]
 HttpUrl = Annotated[str, check("an http:// or https:// address", is_http_url), shown_as(without_password)]
-HttpUrls = Annotated[tuple[HttpUrl, ...], WORDS]
+EngineUrl = Annotated[
+    str, check("an http:// or https:// address without ? or #", _is_engine), shown_as(without_password)
+]
+EngineUrls = Annotated[tuple[EngineUrl, ...], WORDS, AfterValidator(_are_different)]
 Names = Annotated[tuple[str, ...], WORDS]
 HostName = Annotated[str, matching(r"[a-z0-9._:-]+", "a name in lower case, without a port")]
 HostNames = Annotated[tuple[HostName, ...], WORDS]
@@ -119,8 +145,8 @@ RayAddress = Annotated[
 StoreUrl = Annotated[
     str,
     check(
-        "memory://, redis://…, rediss://…, unix://… or redis+sentinel://…",
-        lambda url: url == MEMORY_URL or urlsplit(url).scheme in REDIS_SCHEMES,
+        "memory://, redis://HOST:PORT/NUMBER, rediss://…, unix://… or redis+sentinel://…",
+        _is_store,
     ),
     shown_as(without_password),
 ]
