@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.docs.pages import ROOT
 
-DRAWN: dict[str, Any] = runpy.run_path(str(ROOT / "benchmarks/result_pictures.py"))
+DRAWN: dict[str, Any] = runpy.run_path(str(ROOT / "scripts/result_pictures.py"))
 
 
 @pytest.mark.parametrize("name", DRAWN["PICTURES"])
@@ -21,5 +21,5 @@ def test_a_picture_shows_the_numbers_of_its_page(name: str) -> None:
     described = re.search(r"<dc:description>(.*?)</dc:description>", picture, re.DOTALL)
     assert described, "no description"
     shown = json.loads(html.unescape(described[1]))
-    assert shown == DRAWN["values_of"](bars), "run benchmarks/result_pictures.py"
+    assert shown == DRAWN["values_of"](bars), "run scripts/result_pictures.py"
     assert f"pictures/{name}.svg" in (ROOT / "docs/results" / bars.page).read_text(encoding="utf-8")

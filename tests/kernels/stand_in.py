@@ -27,7 +27,7 @@ KEPT = ROOT / ".cache" / "kernels"
 """What compilers made in earlier runs."""
 KEPT_S = 14 * 86400.0
 """What no run has used for so long goes."""
-_READ = (ROOT / "csrc", STAND_IN, ROOT / "benchmarks" / "swap")
+_READ = (ROOT / "csrc", STAND_IN, ROOT / "benchmarks")
 _INCLUDES = [f"-I{folder}" for folder in (ROOT / "csrc" / "include", SOURCES, STAND_IN)]
 _FLAGS = [
     "-std=c++17",

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.timeout(600)
 def test_the_dry_run_checks_and_reports(shared: Folder, tmp_path: Path) -> None:
     """Every contestant is checked in every cell, and the report is written."""
     report = tmp_path / "report.json"
-    command = [str(ROOT / "benchmarks" / "swap" / "gpu.py"), "--stand-in", "--json", str(report)]
+    command = [str(ROOT / "benchmarks" / "swap_gpu.py"), "--stand-in", "--json", str(report)]
     done = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     lines = json.loads(report.read_text())["lines"]

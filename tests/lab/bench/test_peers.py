@@ -135,25 +135,3 @@ def test_an_interrupted_round_goes_on_where_it_was(monkeypatch: pytest.MonkeyPat
     assert played == ["vLLM"]
     assert [item["system"] for item in live.read_runs(tmp_path / "runs.jsonl")] == ["smg", "vLLM"]
     assert runs[1]["rate"] == 2.0
-
-
-def test_calls_are_simulated_with_the_time_from_answer_to_engine() -> None:
-    calls = tuple(
-        CallTrace(
-            id=at, parents=(0,) * at, thread="main", prefill_tokens=4, decode_tokens=1, gap_before_s=1.0
-        )
-        for at in range(2)
-    )
-    module = load("peers_simulated")
-    found = module.with_round_trips(ProgramTrace(source="test", program_id="p", calls=calls))
-    assert [call.gap_before_s for call in found.calls] == [1.0, 1.0 + module.ROUND_TRIP_S]
-
-
-def test_rounds_that_have_all_systems_are_simulated() -> None:
-    module, systems = load("peers_simulated"), ("vLLM", "ThunderAgent", "autellix")
-    runs = [run(system, number, 3.0 * number) for number in (1, 2) for system in systems[: 4 - number]]
-    (found,) = module.rounds_of([*runs, run("smg", 1, 1.0)], "tools")
-    assert {name: found[name]["round"] for name in systems} == dict.fromkeys(systems, 1)
-    assert module.rounds_of(runs, "coding") == []
-    found["vLLM"]["mean s"] = 6.0
-    assert module.row("autellix", [found]) == ["0.50", "1.00", "1.00", "1.00", "0.50"]

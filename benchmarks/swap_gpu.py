@@ -6,7 +6,7 @@ pages and numbers of blocks, in both directions: a copy per page, one batch call
 reads or writes host memory itself, and the library's strategies, each checked byte for byte first; then a
 kernel that keeps the card's memory busy runs beside each. Needs nvcc and a C++ compiler; nothing is fetched.
 
-    python benchmarks/swap/gpu.py [--json FILE] [--stand-in]
+    python benchmarks/swap_gpu.py [--json FILE] [--stand-in]
 
 `--stand-in` is the dry run: no card, a few small jobs, and times that mean nothing.
 """
@@ -24,11 +24,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from gpu_plan import CellResult, cells, verdicts
+from swap_gpu_plan import CellResult, cells, verdicts
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 DRIVER = ROOT / "csrc" / "tests" / "cuda_driver.cpp"
-ROUNDS = ROOT / "benchmarks" / "swap" / "gpu_rounds.cu"
+ROUNDS = ROOT / "benchmarks" / "swap_gpu_rounds.cu"
 PLAYS = {False: (("schedules", 200), ("threads", 20)), True: (("schedules", 10), ("threads", 2))}
 """Modes of the test and how often each plays, by whether the run is dry."""
 ROUNDS_OF_CELL = {False: 15, True: 1}

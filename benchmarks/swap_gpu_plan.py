@@ -1,4 +1,4 @@
-"""The plan of `gpu.py`: sizes of jobs, results, and their comparison with the aims of the design."""
+"""The plan of `swap_gpu.py`: sizes of jobs, results, and their comparison with the aims of the design."""
 
 from __future__ import annotations
 

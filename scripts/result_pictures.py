@@ -1,6 +1,6 @@
 """Draws the pictures of docs/results/ from the tables of its pages.
 
-    result_pictures.py
+    .venv/bin/python scripts/result_pictures.py
 
 Writes docs/results/pictures/NAME.svg. A picture keeps the numbers that it shows in its description.
 """
