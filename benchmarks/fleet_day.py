@@ -235,7 +235,7 @@ class DayRuns:
         """Return the run of a case."""
         if case not in self.found:
             result, hours = play(data, case), WORKLOADS[case.workload].hours
-            run = {
+            run: dict[str, Any] = {
                 "figures": figures_of(result.programs, result.fleet),
                 "parts": hourly_of(result.fleet, hours),
                 "engines": [moment.engines for moment in result.fleet],

@@ -35,7 +35,8 @@ import msgspec
 import psutil
 from proxies import RunningEngine
 from redis import Redis
-from store_throughput import Server, find_server, make_call, opened, redis_server
+from store_throughput import Server, make_call, opened, redis_server
+from tests.redis_server import find_server
 
 from autellix_backend.assembly import create_app
 from autellix_backend.cli.server import freeze_heap

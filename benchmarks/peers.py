@@ -97,8 +97,8 @@ def peer(
     # By default all take the same port for their metrics.
     command += ["--worker-urls", *urls, *address, "--prometheus-port", str(free_port(LOCAL))]
     if name == "vllm-router" and kv_tokens is not None:
-        config = json.dumps(PROGRAM_SCHEDULING | {"token_capacity_per_target": kv_tokens})
-        command += ["--enable-program-scheduling", "--program-scheduling-config-json", config]
+        scheduling = json.dumps(PROGRAM_SCHEDULING | {"token_capacity_per_target": kv_tokens})
+        command += ["--enable-program-scheduling", "--program-scheduling-config-json", scheduling]
     return Peer(name=name, port=port, command=command, health="/readiness")
 
 

@@ -288,7 +288,8 @@ class Measurement:
         slots, tokens = part.calibration_slots, part.calibration_tokens
         salt = f"{workload}:{number}:{time.time()}"
         speed = calibrate(target, part.calibration, slots, tokens, lambda *_: lambda _: None, salt=salt)
-        return self.args.engines * speed.rate_for(part.load.rho, part.load.programs)
+        rate: float = self.args.engines * speed.rate_for(part.load.rho, part.load.programs)
+        return rate
 
 
 def main() -> None:

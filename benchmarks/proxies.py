@@ -50,9 +50,10 @@ class Proxy:
         if self.pid is None:
             return 0.0
         process = psutil.Process(self.pid)
-        return (
+        memory: float = (
             sum(each.memory_full_info().pss for each in (process, *process.children(recursive=True))) / 2**20
         )
+        return memory
 
 
 @dataclass(frozen=True, slots=True)

@@ -303,7 +303,8 @@ class Bench:
         with contextlib.ExitStack() as ends:
             arms = []
             for number, name in enumerate(names):
-                kind, section = self._kind(name), {}
+                kind = self._kind(name)
+                section: dict[str, Any] = {}
                 receiver = None
                 if name != STOCK:
                     policy, admission = name.rpartition("/")[2].split(":")

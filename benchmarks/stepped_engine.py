@@ -65,7 +65,7 @@ class ForcedWay(PreemptionCosts):
         super().__init__()
         self._way = Resume(kind=kind, seconds=0.0, prefill_s=0.0)
 
-    def resume(self, _tokens: int, **_stored: float) -> Resume:
+    def resume(self, tokens: int, *, stored_tokens: int, token_bytes: float) -> Resume:  # noqa: ARG002
         """Return this way."""
         return self._way
 

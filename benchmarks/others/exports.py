@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import aiperf
 import inference_perf
@@ -284,7 +285,7 @@ def run(args: argparse.Namespace) -> None:
     out.mkdir(parents=True, exist_ok=True)
     log = out / "calls.jsonl"
     log.unlink(missing_ok=True)
-    settings = {
+    settings: dict[str, dict[str, Any]] = {
         "gateway": {"port": 0},
         "engine": {"max_num_seqs": 8},
         "observe": {"call_log": str(log)},

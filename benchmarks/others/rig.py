@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from autellix_backend.engines import guard
 from autellix_backend.engines.replica import free_port
@@ -27,7 +28,9 @@ from autellix_backend.engines.vllm_command import VLLM_SERVER, device_arguments,
 from autellix_backend.settings import child_environment
 from autellix_lab.bench.backend import BackendProcess
 from autellix_lab.demo.model import (
-    DEMO_MODEL_NAME,
+    DEMO_MODEL_NAME as DEMO_MODEL_NAME,
+)
+from autellix_lab.demo.model import (
     MAX_POSITIONS,
     build_demo_model,
     demo_model_directory,
@@ -142,7 +145,10 @@ def systems(out: Path, kv_blocks: int, slots: int) -> Iterator[list[System]]:
     memory = ["--block-size", str(BLOCK_TOKENS), "--num-gpu-blocks-override", str(kv_blocks)]
     length = min((kv_blocks - 1) * BLOCK_TOKENS, MAX_POSITIONS)
     memory += ["--max-model-len", str(length), "--enable-prompt-tokens-details"]
-    settings = {"gateway": {"port": 0}, "engine": {"max_num_seqs": slots, "extra_args": memory}}
+    settings: dict[str, dict[str, Any]] = {
+        "gateway": {"port": 0},
+        "engine": {"max_num_seqs": slots, "extra_args": memory},
+    }
     plain = plain_vllm(out / "vllm.log", [*memory, "--max-num-seqs", str(slots)], model)
     with BackendProcess(OURS, "demo", settings, out) as backend, plain as plain_url:
         backend.launch()

@@ -16,6 +16,7 @@ PAGES = [
         for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "CODE_OF_CONDUCT.md")
     ),
     ROOT / "examples/README.md",
+    ROOT / "benchmarks/README.md",
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 SHELLS = ("sh", "console", "bash")

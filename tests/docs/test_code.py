@@ -106,6 +106,24 @@ def test_every_benchmark_starts(script: Path) -> None:
     assert (script_parser(script) is not None) == is_program
 
 
+def test_the_table_of_benchmarks_has_each_program() -> None:
+    """What starts alone; others name the programs that they start."""
+    folder = ROOT / "benchmarks"
+    table = (folder / "README.md").read_text("utf-8")
+    texts = {path: path.read_text("utf-8") for path in sorted(folder.rglob("*.py"))}
+    programs = [path for path, text in texts.items() if "__main__" in text]
+    unknown = [
+        path.name
+        for path in programs
+        if f"`{path.relative_to(folder)}" not in table
+        and not any(path.name in text for other, text in texts.items() if other != path)
+    ]
+    assert programs
+    assert unknown == []
+    named = re.findall(r"`([\w/]+\.py)", table)
+    assert [name for name in named if not (folder / name).exists()] == []
+
+
 def check_targets(words: list[str]) -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     targets = set(re.findall(r"^([\w-]+):", makefile, re.MULTILINE))
