@@ -57,9 +57,9 @@ FLEETS = ("saturation", "waiting", "utilisation", "known")
 PICTURES: dict[str, Bars | Lines] = {
     "coding": Bars(
         page="coding.md",
-        heading="Far beyond saturation",
+        heading="Without host memory",
         labels=(0, 1),
-        series={"default": (2, 1), "ThunderAgent's rule": (3, 1)},
+        series={"default": (2, 1), "ThunderAgent's rule": (3, 1), "Continuum's rule": (4, 1)},
         unit="mean program latency over FCFS",
     ),
     "peers": Bars(

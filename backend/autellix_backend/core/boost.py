@@ -51,7 +51,7 @@ UNIDENTIFIED = -1
 """The exponent in the class of calls whose program nothing identified."""
 LEADS = 20
 """The latest calls of identified programs whose leads count. With 60 the means of program latency move by at
-most 0.02 of `fcfs`'s, with a share of 0.15 or 0.35 in place of a quarter by up to 0.1."""
+most 0.02 of `fcfs`'s, with a share of 0.15 or 0.35 in place of a quarter by up to 0.11."""
 _LEAST_SHARE = 1e-12
 """The least share of the strength: below it, the logarithm loses all its digits."""
 
