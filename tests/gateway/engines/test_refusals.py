@@ -250,6 +250,14 @@ def test_a_pause_is_for_those_whose_calls_fail(
     assert changes == [True]
 
 
+@pytest.mark.parametrize(("failing", "other"), [("m", None), (None, "m")])
+def test_a_request_that_names_no_model_may_be_for_any(failing: str | None, other: str | None) -> None:
+    found, _ = known(Clock())
+    for at in range(MAX_FAULTS):
+        found.on_fault(Caller(f"p{at}", "", failing), "500 m")
+    assert found.pauses(Caller("q", "", other))
+
+
 def test_an_answer_to_others_ends_no_pause() -> None:
     """A model that always fails must not get its calls back with each answer of another model."""
     clock = Clock()

@@ -254,7 +254,9 @@ class Refusals:
             self._on_change(False)
 
     def _concerns(self, caller: Caller) -> bool:
-        return self._shared.items() <= caller.traits.items()
+        # A request that names no model may be for any.
+        is_model = caller.model is None or self._shared.get("model") in (None, caller.model)
+        return is_model and self._shared.get("tenant", caller.tenant) == caller.tenant
 
     @property
     def _pause_s(self) -> float:
