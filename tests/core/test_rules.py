@@ -44,6 +44,10 @@ class OneAtATime(Admission):
         if not call.is_admitted:
             self._waiting.append(call)
 
+    def leave(self, call: Call, program: Program, context_tokens: int, now: float) -> None:
+        if call in self._waiting:
+            self._waiting.remove(call)
+
     def forget(self, program_id: str) -> None:
         if program_id == self._first:
             self._first = ""
