@@ -132,6 +132,18 @@ def check_targets(words: list[str]) -> None:
         raise BadCommandError(f"the Makefile has no target {unknown[0]}")
 
 
+def test_the_functions_of_a_request_s_life_exist() -> None:
+    """The page links lines of a commit; what they define has not moved to another file since."""
+    page = (ROOT / "docs/design/request.md").read_text("utf-8")
+    links = re.findall(r"^\[\w+\.(\w+)\]: \S+/blob/[0-9a-f]+/(\S+)#L\d+$", page, re.MULTILINE)
+    assert links
+    assert [
+        name
+        for name, path in links
+        if not re.search(rf"^ *def {name}\(", (ROOT / path).read_text("utf-8"), re.MULTILINE)
+    ] == []
+
+
 @each_page
 def test_commands_parse(page: Page) -> None:
     assert problems_of(page.commands(), check_command) == []
