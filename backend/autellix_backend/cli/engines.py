@@ -15,7 +15,7 @@ from autellix_backend.cli.terminal import Terminal
 ENGINES = "/engines"
 LOOK_PERIOD_S = 0.5
 KINDS = ("auto", "vllm", "sglang", "openai")
-"""Those of `settings.ENGINE_KINDS`, which needs more than the standard library."""
+"""The kinds of `settings.ENGINE_KINDS`, whose import needs more than the standard library."""
 ACTIONS = ("list", "add", "drain", "undrain", "remove")
 
 

@@ -78,7 +78,7 @@ class ProgramBoost:
         self._strengths_s: dict[str, float] = {}
         """The strength of the boost, by tenant."""
         self._boosts_s: dict[WorkClass, float] = {}
-        """Those that were asked for in this epoch."""
+        """Boosts that were asked for in this epoch."""
 
     @property
     def tenants(self) -> Collection[str]:

@@ -65,7 +65,7 @@ class CallGroup:
     """The queued calls of one program, in order of arrival, where they all have the program's key."""
 
     place: Place
-    """That of the program."""
+    """The place of the program."""
     boosts: Boosts
     # A plain dict keeps holes where calls left, and the search for the first would visit them all.
     calls: OrderedDict[str, Call] = field(default_factory=OrderedDict)

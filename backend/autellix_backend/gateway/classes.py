@@ -27,7 +27,7 @@ class ProgramClasses:
         self._unidentified: set[str] = set()
         """Live programs that nothing has identified: single calls, as far as is known."""
         self._sizes: defaultdict[str, SizeSpread] = defaultdict(SizeSpread)
-        """By tenant: tenants do not inform each other."""
+        """Sizes by tenant: tenants do not inform each other."""
 
     def __len__(self) -> int:
         """Return the number of live programs."""

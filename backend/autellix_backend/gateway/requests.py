@@ -26,7 +26,7 @@ BODY_GRACE_S = 30.0
 MIN_BODY_BYTES_PER_S = 8 * 1024
 """The least rate of a body after the grace period: a slow one holds memory and a connection."""
 CHECKED_BYTES = 256 * 1024
-"""Of a long body between two pauses: a third of a millisecond."""
+"""Bytes of a long body between two pauses: a third of a millisecond."""
 
 
 class ClientGoneError(Exception):

@@ -30,7 +30,7 @@ PROTOCOL = 2
 FACTS_TOPIC = b"facts"
 SNAPSHOT_TOPIC = b"snapshot"
 END_TOPIC = b"end"
-"""Of a message to the engine, whose content is the id of a program that has ended."""
+"""The topic of a message to the engine whose content is the id of a program that has ended."""
 MAX_UPSTREAM_BYTES = 4096
 """The longest frame that an engine reads; a longer one ends the connection."""
 END_OF_TOPIC = b"\0"

@@ -80,7 +80,7 @@ class AdmissionSnapshot(NamedTuple):
 
     active_programs: int
     inactive_programs: int
-    """Those with calls, which wait for activation."""
+    """Programs with calls that wait for activation."""
     working_set_tokens: int
     """The contexts of the active programs, common prefixes counted once."""
     capacity_tokens: int
@@ -118,7 +118,7 @@ class PresentPrograms(NamedTuple):
     """The programs with calls, for the balancer."""
 
     inactive: tuple[str, ...]
-    """Those that wait for activation and are not parked."""
+    """Programs that wait for activation and are not parked."""
     others: tuple[str, ...]
     is_complete: bool = True
     """Whether these are all."""

@@ -176,7 +176,7 @@ class ProgramView(msgspec.Struct, kw_only=True):
     program_id: str
     name: str | None = None
     group: str | None = None
-    """That of its first call with one, as its name."""
+    """The group of its first call with one, as for its name."""
     session_ids: tuple[str, ...] = ()
     service_s: float = 0.0
     wait_s: float = 0.0
@@ -217,7 +217,7 @@ class ProgramEnd:
     program_id: str
     class_id: str | None = None
     work: float = 0.0
-    """That of its finished calls; 0 if unknown."""
+    """The work of its finished calls; 0 if unknown."""
 
 
 def tenant_of(class_id: str | None) -> str:

@@ -36,9 +36,9 @@ Hashes = Sequence[Hashable]
 @dataclass(slots=True)
 class _Strand:
     hashes: Hashes
-    """Those of its last context, which grows while the call runs."""
+    """Block hashes of its last context, which grows while the call runs."""
     blocks: int
-    """Those of the prompt."""
+    """Blocks of the prompt."""
     request_id: str
 
 
@@ -57,7 +57,7 @@ class ContextIndex:
     def __init__(self, block_tokens: int) -> None:
         self._block_tokens = block_tokens
         self._programs: dict[str, _Known] = {}
-        """Those with the latest requests last."""
+        """Programs, those with the latest requests last."""
         self._firsts: Counter[Hashable] = Counter()
         """Programs by the hash of the first block of their first prompt."""
         self._prefixes: Counter[Hashable] = Counter()

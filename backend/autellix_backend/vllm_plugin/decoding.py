@@ -21,7 +21,7 @@ class TrackedCall:
     runs: CallRuns
     engine_steps: int = 0
     cached_tokens: int | None = None
-    """Those of its first start."""
+    """Cached tokens of its first start."""
 
 
 class DecodingCalls:

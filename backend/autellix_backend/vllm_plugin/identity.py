@@ -36,7 +36,7 @@ class CallIdentity(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     is_last: bool = False
     """Whether the program ends with this call."""
     spread: float | None = None
-    """Of the sizes of ended programs, as the gateway has measured it."""
+    """The spread of sizes of ended programs, as the gateway has measured it."""
     ended: tuple[str, ...] = ()
     """Other programs that have ended."""
     gateway: str = ""

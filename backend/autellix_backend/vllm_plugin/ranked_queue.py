@@ -26,7 +26,7 @@ class _Group:
     base: int
     work_class: WorkClass | None
     requests: list[_Queued] = field(default_factory=list)
-    """By their own part of the rank, then in order of entry."""
+    """Requests by their own part of the rank, then in order of entry."""
     entry: _Entry | None = None
     """Its valid entry in the heap, which is that of its first request."""
 
@@ -83,9 +83,9 @@ class RankedRequestQueue(RequestQueue):
         self._on_look = on_look
         self._heaps: dict[WorkClass | None, list[_Entry]] = {}
         self._entries = 0
-        """Those in all heaps."""
+        """Entries of all heaps."""
         self._groups: dict[Hashable, _Group] = {}
-        """By the group of the rank; a request that moves alone is its own group."""
+        """Requests that move together, by the group of the rank; one that moves alone is its own group."""
         self._queued: dict[Request, tuple[Hashable, _Queued]] = {}
         self._held_back: dict[Request, int] = {}
         """The number of their entry."""

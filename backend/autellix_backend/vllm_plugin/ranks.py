@@ -31,7 +31,7 @@ class Rank(NamedTuple):
     work_class: WorkClass | None = None
     """The class of work whose boost counts, too."""
     boost: int = 0
-    """That boost, as of now."""
+    """The boost of the class of work, as of now."""
 
     @property
     def number(self) -> int:

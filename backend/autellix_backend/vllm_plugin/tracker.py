@@ -45,7 +45,7 @@ class _Left:
     identity: CallIdentity
     report: EngineReport
     steps: int
-    """Those that are under way yet."""
+    """Steps that are still under way."""
     is_reported: bool
 
 

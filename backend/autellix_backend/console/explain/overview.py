@@ -38,7 +38,7 @@ class CallPlace:
     wait_s: float
     """All its waiting up to now, at the gateway and in the engine."""
     tools: tuple[str, ...] = ()
-    """Of a program between calls: the tools that its last answer called."""
+    """Tools that the last answer called, of a program between calls."""
 
     @property
     def text(self) -> str:

@@ -55,7 +55,7 @@ class _Costs(NamedTuple):
     """Without those that their clients gave up."""
     prompt_tokens: float = 0.0
     looked_up_tokens: float = 0.0
-    """Those of calls whose engine reported how many it found in its cache."""
+    """Prompt tokens of calls whose engine reported how many it found in its cache."""
     cached_tokens: float = 0.0
     output_tokens: float = 0.0
     preemptions: float = 0.0
@@ -74,7 +74,7 @@ class LoadTotals:
     """Programs that ended."""
     programs_per_minute: float | None
     latency_p50_s: float | None
-    """Of the programs that ended: from the first arrival to the last answer."""
+    """Median time of the programs that ended, from the first arrival to the last answer."""
     latency_p95_s: float | None
     calls: int
     """Settled calls."""

@@ -41,7 +41,7 @@ class ProgramRow:
     tools: tuple[str, ...]
     """Between calls: the tools that its last answer asked for, which its client should be running."""
     priority: str
-    """That of its latest call, as far as this gateway knows it."""
+    """The priority of its latest call, as far as this gateway knows it."""
     session_ids: tuple[str, ...]
     flags: tuple[str, ...]
     engines: tuple[str, ...]

@@ -37,11 +37,11 @@ class Straggler:
 @dataclass(slots=True, eq=False)
 class _GroupTimes:
     living: dict[str, PastProgram] = field(default_factory=dict)
-    """Those of its programs that are no stragglers yet."""
+    """Living programs of the group that are no stragglers yet."""
     stragglers: set[str] = field(default_factory=set)
-    """The living ones that are."""
+    """Living programs of the group that are stragglers."""
     times_s: list[float] = field(default_factory=list)
-    """Those of its ended programs, in order."""
+    """Times of the group's ended programs, ascending."""
     ended: int = 0
 
     @property

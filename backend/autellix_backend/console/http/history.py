@@ -60,7 +60,7 @@ class EndedRow:
     cached_tokens: int
     output_tokens: int
     failed_calls: int
-    """Those that were not answered."""
+    """Calls that were not answered."""
     left_out: int
     """Calls beyond the number that is kept."""
 

@@ -66,7 +66,7 @@ class ProgramContexts:
         # A plain dict keeps holes where calls left, and the search for the latest would visit them all.
         self._live: OrderedDict[str, _Held] = OrderedDict()
         self._followers: dict[str, _Followers] = {}
-        """By the id of the context that they follow, which may have left."""
+        """Followers by the id of the context that they follow, which may have left."""
         self._prefix = 0
         """The prefix that the sums below leave out."""
         self._own_tokens = 0

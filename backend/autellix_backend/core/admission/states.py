@@ -22,7 +22,7 @@ class State(Enum):
     ACTIVE = (True, False, False)
     """With calls, or idle between two of them."""
     PARKED = (False, False, True)
-    """It has no call."""
+    """Parked, without a call."""
     RETURNING = (False, True, True)
     """Parked, and a call has come."""
 
@@ -34,13 +34,13 @@ class Move(Enum):
     """The first call of a program that has none."""
     ACTIVATE = "activate"
     DEACTIVATE = "deactivate"
-    """It loses its room, and has calls."""
+    """A program with calls loses its room."""
     DROP = "drop"
-    """It loses its room, and has no call."""
+    """A program without a call loses its room."""
     PARK = "park"
     """Host memory keeps the context of a program that has just lost its room."""
     GIVE_UP = "give up"
-    """Host memory keeps it no more."""
+    """Host memory no longer keeps the context."""
     LEAVE = "take the last call from"
     """An active program that has no call any more stays active."""
 

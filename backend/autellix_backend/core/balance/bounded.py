@@ -51,7 +51,7 @@ class EnginePin:
     context_tokens: int
     """The program's context there (tokens): prompt and answer of its last call."""
     calls: int
-    """That the program has made so far."""
+    """Calls that the program has made so far."""
 
 
 class LocalityBounded(Balancer):

@@ -20,12 +20,12 @@ class MemoryReport:
     capacity_tokens: float
     """KV tokens that the contexts of active programs may fill; with host memory, those of parked ones too."""
     active_tokens: int
-    """Those contexts, shared prefixes counted once."""
+    """KV tokens of the contexts that the capacity bounds, shared prefixes counted once."""
     active_programs: int
     """The active programs, and the parked ones."""
     spare_tokens: int = 0
-    """Those of them that would make way for any program that waits, as they have had no call for longer than
-    admission keeps them then: their programs have ended, moved or are idle."""
+    """KV tokens of contexts that would make way for any program that waits, as they have had no call for
+    longer than admission keeps them then: their programs have ended, moved or are idle."""
     inactive_tokens: int = 0
     """KV tokens that the contexts of programs waiting for activation would add."""
     inactive_calls: int = 0
@@ -35,7 +35,7 @@ class MemoryReport:
     known: Collection[str] = frozenset()
     """The programs that the numbers include."""
     inactive: Collection[str] = frozenset()
-    """Those of them that wait for activation."""
+    """Programs of `known` that wait for activation."""
     is_complete: bool = True
     """Whether `known` contains every program of the engine."""
 

@@ -28,7 +28,7 @@ from autellix_backend.stores.base import AnswerSource, CallEnd, CallStart, Inher
 
 FURTHER_REPORTS = 256
 BYTES_PER_TOKEN = 4
-"""Of an answer that states no usage."""
+"""Bytes per token of an answer that states no usage."""
 MAX_PROMPT_TOKENS = 2**17
 """The largest estimate that limits count: the bytes of a longer body are mostly those of images."""
 OWN_PREFIX = "x-autellix-"
@@ -44,7 +44,7 @@ class GatewayCall(QueuedCall):
     identity: Identity
     """Program and session by the ids that the backend knows them by."""
     headers: Mapping[str, str]
-    """By their lower-case names."""
+    """Headers by their lower-case names."""
     body: CallBody
 
     # Assigned by the router

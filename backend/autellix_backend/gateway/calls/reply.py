@@ -139,7 +139,7 @@ class RelayedStream:
         self.has_error = False
         """Whether an error event has come."""
         self.error_data = b""
-        """That of the first one."""
+        """The data of the first error event."""
         self.last_event = b""
         """The last event, to follow the receipt."""
 

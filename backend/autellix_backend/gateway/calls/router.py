@@ -63,7 +63,7 @@ class Router:
         self._make_balancer = make_balancer
         self._groups: Sequence[frozenset[str]] = ()
         self._balancers = [make_balancer()]
-        """That of each group: a program has a context at an engine of each."""
+        """The balancer of each group: a program has a context at an engine of each."""
         self._prompts = PromptLengths()
         self._programs: set[str] = set()
         """The programs that have had a call since they entered the process table."""

@@ -121,7 +121,7 @@ class PolicyOrdering:
         """How many calls may be sent at once; may change, and calls that were sent go on."""
         self._kv_tokens = kv_tokens
         self._charged_until_s: dict[str, float] = {}
-        """By sent call."""
+        """Time (s) up to which a sent call is charged, by call."""
         self._tokens: dict[str, int] = {}
         """The context of each call."""
         self._last_tokens: dict[str, int] = {}

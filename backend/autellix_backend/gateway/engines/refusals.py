@@ -163,7 +163,7 @@ class Refusals:
         self._since_at_s = 0.0
         self._reason = ""
         self._programs: set[str] = set()
-        """Those that it has failed since, up to MAX_FAULTS."""
+        """Programs whose calls it has failed since, up to MAX_FAULTS."""
         self._shared: dict[str, str | None] = {}
         """The traits that all of them have in common: others may well be answered."""
         self._answers_others = False

@@ -15,7 +15,7 @@ class LatestSnapshots:
 
     by_rank: dict[int, EngineSnapshot] = field(default_factory=dict)
     merged: EngineSnapshot | None = None
-    """Those of all ranks as one; None before the first."""
+    """The snapshots of all ranks as one; None before the first."""
     memory: MemoryReport | None = None
     """The working set in `merged`, for the balancer."""
     arrived_s: float | None = None

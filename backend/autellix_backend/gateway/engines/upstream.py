@@ -34,7 +34,7 @@ the engine is closing."""
 CONNECT_TIMEOUT_S = 5.0
 """Within a data centre connecting takes milliseconds; a longer wait would only delay the retry elsewhere."""
 MAX_HEADER_BYTES = 256 * 1024
-"""Of one header of an answer: vLLM describes 2,048 embeddings in bytes in one."""
+"""The longest header of an answer: vLLM describes 2,048 embeddings in bytes in one."""
 READ_BYTES = 64 * 1024
 """Reading from an engine pauses at twice as many unread bytes of an answer."""
 END_WAIT_S = 1.0

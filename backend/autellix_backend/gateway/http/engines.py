@@ -43,7 +43,7 @@ class NewEngine(BaseModel):
     name: Annotated[Id, AfterValidator(_check_name)] | None = None
     kind: EngineKindChoice = "auto"
     report_port: Annotated[int, Field(ge=1, le=MAX_PORT)] | None = None
-    """By default 1,000 above the port of the address."""
+    """Port of its reports; by default 1,000 above that of the address."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,7 @@ class EngineRow:
     name: str
     base_url: str
     models: list[str]
-    """That it lists; none where it is the only engine, or its list is not known yet."""
+    """Models that it lists; none where it is the only engine, or its list is not known yet."""
     is_alive: bool
     state: str
     failure: str | None

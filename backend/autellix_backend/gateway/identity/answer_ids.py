@@ -18,9 +18,9 @@ from autellix_backend.gateway.raw_json import MAX_READ_BYTES, decoded_or, first_
 from autellix_wire.ids import MAX_ID_BYTES
 
 MAX_IDS = 64
-"""Of one answer."""
+"""The most ids of one answer."""
 LAST_IDS = 16
-"""Of one transcript: if the answer that it continues is known, so are these."""
+"""The most ids of one transcript: if the answer that it continues is known, so are these."""
 
 MAX_TOOLS = 8
 """Names of tools of one answer."""
@@ -34,7 +34,7 @@ class AnswerIds(NamedTuple):
     """The unique ids in an answer."""
 
     response: str | None = None
-    """That of a response, which the engine may have stored."""
+    """The id of a response, which the engine may have stored."""
     tool_calls: tuple[str, ...] = ()
     tools: tuple[str, ...] = ()
     """The names of the tools that it calls, each once."""

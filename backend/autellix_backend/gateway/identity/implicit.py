@@ -47,7 +47,7 @@ class ImplicitArrival(NamedTuple):
 
     call_id: str
     program: str
-    """That of its process."""
+    """The program of its process."""
     thread: str
     parents: tuple[str, ...] | None
     owner: str | None

@@ -18,7 +18,7 @@ from autellix_wire.priorities import PRIORITIES
 
 TIER_FIELD, RANK_FIELD = "service_tier", "priority"
 _TIERS = {"priority": Priority.INTERACTIVE, "flex": Priority.BATCH}
-"""By OpenAI's names; `auto`, `default` and `scale` say nothing about urgency."""
+"""Priorities by OpenAI's names; `auto`, `default` and `scale` say nothing about urgency."""
 
 
 def read_priority(headers: Mapping[str, str], fields: Mapping[str, msgspec.Raw]) -> Priority:

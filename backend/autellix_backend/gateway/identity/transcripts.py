@@ -47,7 +47,7 @@ class Reading(NamedTuple):
     """The digests of one call's transcript."""
 
     prefixes: tuple[bytes, ...]
-    """Of what comes before each answer in it, any of which may be an earlier call's whole transcript."""
+    """Digests of what comes before each answer, any of which may be an earlier call's whole transcript."""
     whole: bytes
 
 

@@ -98,7 +98,7 @@ class BodyHold:
         self._tenant = tenant
         self._size_bytes = 0
         self._turn: asyncio.Lock | None = None
-        """Of a long body that is parsed."""
+        """The turn of a long body that is parsed."""
         self._pauses = Pauses(PAUSE_RATIO)
 
     def __enter__(self) -> BodyHold:

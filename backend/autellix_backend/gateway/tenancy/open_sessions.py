@@ -9,7 +9,7 @@ from autellix_backend.gateway.tenancy.quotas import too_many
 from autellix_backend.gateway.tenancy.tenants import Tenant
 
 MAX_SESSIONS = 10_000
-"""Of one tenant."""
+"""The most open sessions of one tenant."""
 MAX_KNOWN = 2**20
 """Over all tenants. Further sessions are served but not counted."""
 

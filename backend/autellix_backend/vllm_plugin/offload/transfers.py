@@ -25,7 +25,7 @@ class TransferReport:
     """What was moved, and what failed; plain data, since it travels from a worker to the scheduler."""
 
     counts: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """By (what, direction): `jobs`, `transfers`, `pages`, `bytes`, `seconds`, `retries`, `failures`."""
+    """Sums by (what, direction): `jobs`, `transfers`, `pages`, `bytes`, `seconds`, `retries`, `failures`."""
     loads: list[tuple[int, float]] = field(default_factory=list)
     """Bytes and seconds of each load that was done."""
     lost_chunks: set[int] = field(default_factory=set)
@@ -52,7 +52,7 @@ class Transfer:
     number: int
     direction: Direction
     parts: list[_Part]
-    """Those under way."""
+    """Parts that are under way."""
     bytes: int = 0
     seconds: float = 0.0
     is_done: bool = True
