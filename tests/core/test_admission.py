@@ -24,6 +24,7 @@ from autellix_backend.core.arrival import Arrival, Context
 from autellix_backend.core.balance.memory import memory_of
 from autellix_backend.core.call import Call
 from autellix_backend.core.config import SchedulerConfig
+from autellix_backend.core.hints import Hints
 from autellix_backend.core.machine import Machine
 from autellix_backend.core.priority import Priority
 from autellix_backend.core.statistics import MIN_SAMPLES
@@ -892,13 +893,13 @@ def test_an_idle_program_is_kept_for_the_gaps_of_its_class_if_they_cost_less_tha
 ) -> None:
     engine = Engine(machine=make_machine(idle_s=1e9))
     for index in range(MIN_GAPS + 1):
-        engine.arrive(f"a{index}", 40, class_name="coder")
+        engine.arrive(f"a{index}", 40, hints=Hints(class_name="coder"))
         engine.finish(f"a{index}", 40)
         engine.now += gap_s
     engine.machine.end_program("a", engine.now)
     # The busy program keeps the engine from standing still.
     engine.arrive("c1", 10)
-    engine.arrive("b1", 60, class_name="coder")
+    engine.arrive("b1", 60, hints=Hints(class_name="coder"))
     engine.finish("b1", 60)
     engine.arrive("d1", 60)
 
@@ -920,7 +921,7 @@ def test_an_expected_return_decides_in_place_of_the_gaps_of_the_class(
     for _ in range(0 if gap_s is None else MIN_GAPS):
         engine.admission.idle.gaps.add("", "coder", gap_s or 0.0)
     engine.arrive("c1", 10)
-    engine.arrive("b1", 60, class_name="coder", return_s=return_s)
+    engine.arrive("b1", 60, hints=Hints(class_name="coder", return_s=return_s))
     engine.finish("b1", 60)
     engine.arrive("d1", 60)
 
@@ -934,7 +935,7 @@ def test_a_return_expected_beyond_the_longest_idle_time_keeps_nothing() -> None:
     engine = Engine(machine=make_machine(idle_s=3.0))
     assert engine.machine.admission.hold_s == 3.0
     engine.arrive("c1", 10)
-    engine.arrive("b1", 60, return_s=3.1)
+    engine.arrive("b1", 60, hints=Hints(return_s=3.1))
     engine.finish("b1", 60)
     engine.arrive("d1", 60)
 
@@ -943,7 +944,7 @@ def test_a_return_expected_beyond_the_longest_idle_time_keeps_nothing() -> None:
 
 def test_an_expected_return_counts_for_the_gap_after_its_call_alone(engine: Engine) -> None:
     engine.arrive("c1", 10)
-    engine.arrive("b1", 60, return_s=1e9)
+    engine.arrive("b1", 60, hints=Hints(return_s=1e9))
     engine.arrive("b2", 60)
     engine.finish("b1", 60)
     engine.finish("b2", 60)
@@ -961,7 +962,7 @@ def test_a_gap_counts_though_the_program_has_lost_its_memory_meanwhile() -> None
     engine = Engine(machine=make_machine(idle_s=1.0))
     gap_s = HOLD_S / 2
     for index in range(MIN_GAPS + 1):
-        engine.arrive(f"a{index}", 60, class_name="coder")
+        engine.arrive(f"a{index}", 60, hints=Hints(class_name="coder"))
         engine.finish(f"a{index}", 60)
         engine.arrive(f"b{index}", 60)
         engine.review(after_s=gap_s)
@@ -976,7 +977,7 @@ def test_a_gap_counts_though_the_program_has_lost_its_memory_meanwhile() -> None
 def test_simultaneous_calls_have_no_gap() -> None:
     engine = Engine()
     for index in range(MIN_GAPS + 2):
-        engine.arrive(f"a{index}", 1, class_name="coder")
+        engine.arrive(f"a{index}", 1, hints=Hints(class_name="coder"))
         engine.now += 1.0
         if index % 2:
             engine.finish(f"a{index - 1}", 1)
@@ -1022,7 +1023,7 @@ def test_the_engine_stands_still_no_longer_than_what_is_displaced_takes_to_prefi
     for call_id, tokens in (("a1", 60), ("b1", 32)):
         engine.arrive(call_id, tokens)
         engine.finish(call_id, tokens)
-    engine.arrive("c1", 10, priority=priority)
+    engine.arrive("c1", 10, hints=Hints(priority=priority))
 
     assert engine.review(after_s=still_s - 0.0001) == []
     assert engine.review(after_s=0.0002) == ["c1"]
@@ -1045,7 +1046,7 @@ def test_the_engine_waits_for_half_of_what_displacing_costs_where_that_is_more_t
     engine = Engine(machine=make_machine(token_s=0.5, idle_s=idle_s))
     for index, gap_s in enumerate([0.0, *gaps_s]):
         engine.now += gap_s
-        engine.arrive(f"a{index}", 60, shared=60 if index else 0, class_name="coder")
+        engine.arrive(f"a{index}", 60, shared=60 if index else 0, hints=Hints(class_name="coder"))
         engine.review()
         engine.finish(f"a{index}", 60)
     engine.arrive("b1", 60)
@@ -1063,7 +1064,7 @@ def test_what_displacing_costs_is_what_prefill_adds_to_steps() -> None:
         engine.machine.observe_step(prefilled or 2, 5.0 + 0.05 * prefilled, prefilled=prefilled)
     for index in range(MIN_GAPS + 1):
         engine.now += 0.1
-        engine.arrive(f"a{index}", 60, shared=60 if index else 0, class_name="coder")
+        engine.arrive(f"a{index}", 60, shared=60 if index else 0, hints=Hints(class_name="coder"))
         engine.review()
         engine.finish(f"a{index}", 60)
     engine.arrive("b1", 60)

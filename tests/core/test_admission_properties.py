@@ -21,6 +21,7 @@ from autellix_backend.core.admission.working_set import REVIEW_STEPS, WorkingSet
 from autellix_backend.core.arrival import Arrival, Context
 from autellix_backend.core.call import CallRecord, LevelChange
 from autellix_backend.core.config import SchedulerConfig
+from autellix_backend.core.hints import Hints
 from autellix_backend.core.machine import Machine
 from autellix_backend.core.names import POLICY_NAMES
 
@@ -124,7 +125,7 @@ class Driver:
                 age_s=3 * amount if which % 5 == 0 else None,
                 work=100.0 * size if which % 2 else None,
                 expected_work=1000.0 * size if which % 11 == 0 else None,
-                class_name=f"k{which % 2}",
+                hints=Hints(class_name=f"k{which % 2}"),
                 is_pinned=which % 17 == 16,
                 context=Context(size, size // 3 * (which % 2), prefix, PREFIX_TOKENS[prefix])
                 if self.is_told and which % 13

@@ -10,10 +10,10 @@ from autellix_backend.core.estimate import (
     HISTORY_PROGRAMS,
     LEAST_PROGRAMS,
     MAX_CLASSES,
-    Hint,
     SizeEstimator,
     gittins_index,
 )
+from autellix_backend.core.hints import Hints
 
 
 def test_a_likely_early_end_lowers_a_programs_index() -> None:
@@ -67,16 +67,16 @@ def test_tenants_learn_nothing_from_each_other() -> None:
         estimator.observe_program("quiet", "chat", 4.0)
         estimator.observe_call("quiet", "chat", 1.0, 10)
     assert estimator.expect("hostile", "chat", 1.0) is None
-    assert estimator.expect("hostile", "chat", 1.0, Hint(calls=2)) is None
+    assert estimator.expect("hostile", "chat", 1.0, Hints(expected_calls=2)) is None
 
     estimator.observe_call("hostile", "chat", 100.0, 1)
     for number in range(MAX_CLASSES):
         estimator.observe_program("hostile", f"other-{number}", 4.0)
 
     assert estimator.expect("quiet", "chat", 1.0) == 3.0
-    assert estimator.expect("quiet", "chat", 1.0, Hint(calls=2)) == pytest.approx(2.0)
+    assert estimator.expect("quiet", "chat", 1.0, Hints(expected_calls=2)) == pytest.approx(2.0)
     assert estimator.expect("hostile", "chat", 1.0) is None
-    assert estimator.expect("hostile", "new", 1.0, Hint(calls=2)) == pytest.approx(200.0)
+    assert estimator.expect("hostile", "new", 1.0, Hints(expected_calls=2)) == pytest.approx(200.0)
 
 
 def test_a_class_drops_its_oldest_programs() -> None:
@@ -94,29 +94,29 @@ def test_hints_are_converted_to_seconds_by_the_cost_of_the_class() -> None:
     estimator.observe_call("", "chat", 2.0, 100)
     estimator.observe_call("", "react", 1.0, 10)
 
-    assert estimator.expect("", "chat", 0.0, Hint(calls=3)) == pytest.approx(6.0)
-    assert estimator.expect("", "chat", 0.0, Hint(tokens=50)) == pytest.approx(1.0)
+    assert estimator.expect("", "chat", 0.0, Hints(expected_calls=3)) == pytest.approx(6.0)
+    assert estimator.expect("", "chat", 0.0, Hints(expected_tokens=50)) == pytest.approx(1.0)
     # A new class costs what all have cost.
-    assert estimator.expect("", "new", 0.0, Hint(calls=2)) == pytest.approx(3.0)
-    assert estimator.expect("", "new", 0.0, Hint(tokens=110)) == pytest.approx(3.0)
+    assert estimator.expect("", "new", 0.0, Hints(expected_calls=2)) == pytest.approx(3.0)
+    assert estimator.expect("", "new", 0.0, Hints(expected_tokens=110)) == pytest.approx(3.0)
 
 
 def test_a_hint_has_no_effect_before_the_first_call_has_finished() -> None:
-    assert SizeEstimator().expect("", "chat", 0.0, Hint(calls=3)) is None
-    assert SizeEstimator().expect("", "chat", 0.0, Hint(tokens=3)) is None
-    assert SizeEstimator().expect("", "chat", 0.0, Hint()) is None
+    assert SizeEstimator().expect("", "chat", 0.0, Hints(expected_calls=3)) is None
+    assert SizeEstimator().expect("", "chat", 0.0, Hints(expected_tokens=3)) is None
+    assert SizeEstimator().expect("", "chat", 0.0, Hints()) is None
 
 
 def test_a_hint_moves_with_the_program() -> None:
-    whole = Hint(calls=3, tokens=100).plus(2, 50)
-    assert whole == Hint(calls=5, tokens=150)
-    assert whole.less(4, 100) == Hint(calls=1, tokens=50)
-    assert whole.less(5, 200) == Hint()
-    assert Hint().plus(1, 1) == Hint() == Hint().less(1, 1)
+    whole = Hints(expected_calls=3, expected_tokens=100).plus(2, 50)
+    assert whole == Hints(expected_calls=5, expected_tokens=150)
+    assert whole.less(4, 100) == Hints(expected_calls=1, expected_tokens=50)
+    assert whole.less(5, 200) == Hints()
+    assert Hints().plus(1, 1) == Hints() == Hints().less(1, 1)
 
 
 def test_a_hint_that_has_run_out_says_nothing() -> None:
     estimator = SizeEstimator()
     estimator.observe_call("", "chat", 2.0, 10)
-    assert estimator.expect("", "chat", 1.0, Hint(calls=3.0)) == 6.0
-    assert estimator.expect("", "chat", 1.0, Hint(calls=3.0).less(3.0, 0.0)) is None
+    assert estimator.expect("", "chat", 1.0, Hints(expected_calls=3.0)) == 6.0
+    assert estimator.expect("", "chat", 1.0, Hints(expected_calls=3.0).less(3.0, 0.0)) is None

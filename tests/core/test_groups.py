@@ -8,6 +8,7 @@ import pytest
 
 from autellix_backend.core.arrival import Arrival, Context
 from autellix_backend.core.config import SchedulerConfig
+from autellix_backend.core.hints import Hints
 from autellix_backend.core.machine import Machine
 from autellix_backend.core.places import MOVES_PER_REVIEW
 
@@ -22,8 +23,8 @@ class Engine:
 
     def arrive(self, program: str, group: str = "", tenant: str = "", tokens: int = 10) -> None:
         """Have a call arrive, named as its program is."""
-        context = Context(tokens)
-        self.machine.arrive(Arrival(program, program, group=group, tenant=tenant, context=context), self.now)
+        arrival = Arrival(program, program, hints=Hints(group=group), tenant=tenant, context=Context(tokens))
+        self.machine.arrive(arrival, self.now)
 
     def end(self, program: str) -> None:
         self.machine.finish(program, self.now)
@@ -93,7 +94,7 @@ def test_groups_are_their_tenants_and_leave_with_their_last_program() -> None:
 def test_a_program_keeps_its_first_group() -> None:
     engine = Engine()
     engine.arrive("a", "g")
-    engine.machine.arrive(Arrival("second", "a", group="h"), engine.now)
+    engine.machine.arrive(Arrival("second", "a", hints=Hints(group="h")), engine.now)
     engine.machine.arrive(Arrival("third", "a"), engine.now)
     engine.machine.check()
     group = engine.machine.table["a"].group

@@ -17,6 +17,7 @@ from autellix_backend.core.admission.review import STARVING
 from autellix_backend.core.admission.working_set import REVIEW_STEPS
 from autellix_backend.core.arrival import Arrival, Context
 from autellix_backend.core.config import SchedulerConfig
+from autellix_backend.core.hints import Hints
 from autellix_backend.core.machine import Machine
 from autellix_backend.core.priority import Priority
 from autellix_wire.priorities import PRIORITIES
@@ -33,7 +34,7 @@ def test_they_are_those_of_the_wire() -> None:
 def test_vectors_of_the_order_are_reproduced(case: dict[str, Any]) -> None:
     machine = Machine(SchedulerConfig(boost=0.0, admission="none"))
     for name, tenant, priority, at_s in case["programs"]:
-        machine.arrive(Arrival(name, name, tenant=tenant, priority=Priority(priority)), at_s)
+        machine.arrive(Arrival(name, name, tenant=tenant, hints=Hints(priority=Priority(priority))), at_s)
 
     assert case["order"] == [call.call_id for call in machine]
     machine.check()
@@ -43,7 +44,7 @@ def test_the_head_start_adds_to_that_for_little_work() -> None:
     boost = make_boost()
 
     for priority in Priority:
-        key_s = boost.key_s(program(50.0, work=4096.0, priority=priority))
+        key_s = boost.key_s(program(50.0, work=4096.0, hints=Hints(priority=priority)))
         assert key_s == pytest.approx(boost.key_s(program(50.0, work=4096.0)) - priority.head_start_s)
 
 
@@ -53,7 +54,7 @@ def test_the_latest_call_gives_a_program_its_priority() -> None:
     machine.arrive(Arrival("b1", "b"), 1.0)
     assert [call.call_id for call in machine] == ["a1", "b1"]
 
-    machine.arrive(Arrival("b2", "b", priority=INTERACTIVE), 2.0)
+    machine.arrive(Arrival("b2", "b", hints=Hints(priority=INTERACTIVE)), 2.0)
     machine.tick(2.0)
 
     assert [call.call_id for call in machine] == ["b1", "b2", "a1"]
@@ -63,8 +64,8 @@ def test_the_latest_call_gives_a_program_its_priority() -> None:
 @pytest.mark.parametrize("policy", ["plas", "fcfs", "atlas", "sjf"])
 def test_other_policies_order_without_it(policy: str) -> None:
     machine = Machine(SchedulerConfig(policy=policy))
-    machine.arrive(Arrival("b", "b", priority=BATCH), 0.0)
-    machine.arrive(Arrival("i", "i", priority=INTERACTIVE), 1.0)
+    machine.arrive(Arrival("b", "b", hints=Hints(priority=BATCH)), 0.0)
+    machine.arrive(Arrival("i", "i", hints=Hints(priority=INTERACTIVE)), 1.0)
 
     assert [call.call_id for call in machine] == ["b", "i"]
 
@@ -76,11 +77,11 @@ def engine() -> Engine:
 
 def test_programs_of_batch_leave_a_part_of_the_memory_to_others(engine: Engine) -> None:
     share = round(BATCH_SHARE * CAPACITY)
-    engine.arrive("a1", share - 10, priority=BATCH)
-    engine.arrive("b1", 20, priority=BATCH)
+    engine.arrive("a1", share - 10, hints=Hints(priority=BATCH))
+    engine.arrive("b1", 20, hints=Hints(priority=BATCH))
     assert engine.refused == ["b1"]
 
-    engine.arrive("c1", 20, priority=INTERACTIVE)
+    engine.arrive("c1", 20, hints=Hints(priority=INTERACTIVE))
     engine.review()
 
     assert engine.active == "ac"
@@ -88,14 +89,14 @@ def test_programs_of_batch_leave_a_part_of_the_memory_to_others(engine: Engine) 
 
 
 def test_a_program_of_batch_alone_is_active_however_large(engine: Engine) -> None:
-    engine.arrive("a1", CAPACITY, priority=BATCH)
+    engine.arrive("a1", CAPACITY, hints=Hints(priority=BATCH))
 
     assert engine.active == "a"
 
 
 def test_programs_of_batch_make_room_the_worst_first(engine: Engine) -> None:
     for name in "abc":
-        engine.arrive(f"{name}1", 30, priority=BATCH)
+        engine.arrive(f"{name}1", 30, hints=Hints(priority=BATCH))
         engine.now += 1.0
     engine.run("a1", "b1", "c1")
     engine.grown = dict.fromkeys(("a1", "b1", "c1"), 30)
@@ -113,9 +114,9 @@ def test_programs_of_batch_make_room_the_worst_first(engine: Engine) -> None:
 
 def test_they_make_room_for_several_at_once(engine: Engine) -> None:
     for name in "abc":
-        engine.arrive(f"{name}1", 30, priority=BATCH)
+        engine.arrive(f"{name}1", 30, hints=Hints(priority=BATCH))
     engine.arrive("d1", 30)
-    engine.arrive("e1", 30, priority=INTERACTIVE)
+    engine.arrive("e1", 30, hints=Hints(priority=INTERACTIVE))
 
     assert set(engine.review()) == {"b1", "c1", "d1", "e1"}
     assert engine.active == "ade"
@@ -127,7 +128,7 @@ def test_they_make_room_for_several_at_once(engine: Engine) -> None:
 def test_a_program_that_has_room_takes_none_of_theirs(engine: Engine) -> None:
     engine.arrive("a1", 60)
     engine.run("a1")
-    engine.arrive("b1", 30, priority=BATCH)
+    engine.arrive("b1", 30, hints=Hints(priority=BATCH))
     engine.arrive("c1", 20)
     engine.arrive("d1", 15)
     engine.finish("a1", 60)
@@ -139,7 +140,7 @@ def test_a_program_that_has_room_takes_none_of_theirs(engine: Engine) -> None:
 
 def test_a_program_of_batch_whose_calls_have_all_been_sent_waits_for_nothing(engine: Engine) -> None:
     """It is between two calls, so that nothing waits once another has its place."""
-    engine.arrive("a1", 80, priority=BATCH)
+    engine.arrive("a1", 80, hints=Hints(priority=BATCH))
     engine.finish("a1", 80)
     engine.arrive("b1", 10)
     engine.arrive("c1", 40)
@@ -150,7 +151,7 @@ def test_a_program_of_batch_whose_calls_have_all_been_sent_waits_for_nothing(eng
 
 def test_they_make_no_room_where_that_would_not_suffice(engine: Engine) -> None:
     engine.arrive("a1", 70)
-    engine.arrive("b1", 20, priority=BATCH)
+    engine.arrive("b1", 20, hints=Hints(priority=BATCH))
     engine.arrive("c1", 40)
 
     assert engine.review() == []
@@ -159,12 +160,13 @@ def test_they_make_no_room_where_that_would_not_suffice(engine: Engine) -> None:
 
 @pytest.mark.parametrize("others", [0, 1])
 def test_they_make_no_room_for_programs_of_batch_or_of_other_tenants(engine: Engine, others: int) -> None:
-    engine.arrive("a1", 80, tenant="patient", priority=BATCH)
+    engine.arrive("a1", 80, tenant="patient", hints=Hints(priority=BATCH))
     for number in range(others):
-        engine.machine.arrive(
-            Arrival(f"b{number}", "b", tenant="patient", priority=BATCH, context=Context(40)), 0.0
+        arrival = Arrival(
+            f"b{number}", "b", tenant="patient", context=Context(40), hints=Hints(priority=BATCH)
         )
-    engine.arrive("c1", 40, tenant="urgent", priority=INTERACTIVE)
+        engine.machine.arrive(arrival, 0.0)
+    engine.arrive("c1", 40, tenant="urgent", hints=Hints(priority=INTERACTIVE))
 
     assert engine.review() == []
     assert engine.active == "a"
@@ -172,7 +174,7 @@ def test_they_make_no_room_for_programs_of_batch_or_of_other_tenants(engine: Eng
 
 def test_one_that_is_too_large_keeps_none_behind_it_from_their_room(engine: Engine) -> None:
     engine.arrive("a1", 70)
-    engine.arrive("b1", 20, priority=BATCH)
+    engine.arrive("b1", 20, hints=Hints(priority=BATCH))
     engine.arrive("c1", 90)
     engine.arrive("d1", 20)
 
@@ -181,17 +183,17 @@ def test_one_that_is_too_large_keeps_none_behind_it_from_their_room(engine: Engi
 
 
 def test_a_program_of_batch_that_has_waited_for_a_day_keeps_its_memory(engine: Engine) -> None:
-    engine.arrive("a1", 80, priority=BATCH)
+    engine.arrive("a1", 80, hints=Hints(priority=BATCH))
     engine.now = 87_001.0
     engine.arrive("b1", 10)
-    engine.arrive("c1", 40, priority=INTERACTIVE)
+    engine.arrive("c1", 40, hints=Hints(priority=INTERACTIVE))
 
     assert engine.review() == []
     assert engine.active == "ab"
 
 
 def test_a_paused_program_of_batch_keeps_its_memory(engine: Engine) -> None:
-    engine.arrive("a1", 80, priority=BATCH)
+    engine.arrive("a1", 80, hints=Hints(priority=BATCH))
     engine.run("a1")
     engine.pause("a1")
     engine.grown["a1"] = 80
@@ -215,7 +217,7 @@ def test_a_program_of_batch_starves_a_day_later_than_others(since_s: float, firs
     # With memory that takes so long to fill, none is taken from `a`.
     engine = Engine(machine=make_machine(policy="plas", token_s=1e5))
     engine.arrive("a1", 90)
-    engine.arrive("b1", 85, service_s=1000.0, priority=BATCH)
+    engine.arrive("b1", 85, service_s=1000.0, hints=Hints(priority=BATCH))
     starve(engine)
     engine.now = since_s
     engine.arrive("c1", 90)
@@ -230,7 +232,7 @@ def test_memory_is_taken_for_a_starving_program_before_one_of_batch() -> None:
     engine.arrive("a1", 60)
     engine.run("a1")
     engine.grown["a1"] = 60
-    engine.arrive("b1", 45, priority=BATCH)
+    engine.arrive("b1", 45, hints=Hints(priority=BATCH))
     engine.now = 1.0
     engine.arrive("c1", 45)
     engine.review()
@@ -247,7 +249,7 @@ def test_between_tenants_the_program_that_came_first_is_activated_first() -> Non
     engine.arrive("a1", 90, tenant="x")
     engine.arrive("b1", 80, tenant="plain")
     engine.now = 1.0
-    engine.arrive("c1", 80, tenant="urgent", priority=INTERACTIVE)
+    engine.arrive("c1", 80, tenant="urgent", hints=Hints(priority=INTERACTIVE))
     engine.finish("a1")
     engine.machine.end_program("a", engine.now)
 
@@ -259,7 +261,7 @@ def test_a_standstill_ends_with_the_program_that_came_first() -> None:
     engine.arrive("a1", 90, tenant="x")
     engine.arrive("b1", 95, tenant="plain")
     engine.now = 1.0
-    engine.arrive("c1", 95, tenant="urgent", priority=INTERACTIVE)
+    engine.arrive("c1", 95, tenant="urgent", hints=Hints(priority=INTERACTIVE))
     engine.finish("a1", 90)
 
     assert engine.review() == []
@@ -273,7 +275,7 @@ def test_between_tenants_no_priority_keeps_a_parked_program(
     engine.admission.use_host_memory(lambda program_id, tokens: (1.0, 0.0), 1000.0)
     memory = engine.admission.memory
     for name, priority in zip("ab", priorities, strict=True):
-        engine.arrive(f"{name}1", 30, tenant=f"tenant {name}", priority=priority)
+        engine.arrive(f"{name}1", 30, tenant=f"tenant {name}", hints=Hints(priority=priority))
         engine.finish(f"{name}1", 30)
         memory.deactivate(memory.active.contexts[name], engine.now)
 
@@ -282,7 +284,9 @@ def test_between_tenants_no_priority_keeps_a_parked_program(
 
 def test_a_priority_changes_no_weight() -> None:
     machine = make_machine()
-    urgent = machine.arrive(Arrival("u", "u", tenant="urgent", priority=INTERACTIVE, context=Context(0)), 0.0)
+    urgent = machine.arrive(
+        Arrival("u", "u", tenant="urgent", context=Context(0), hints=Hints(priority=INTERACTIVE)), 0.0
+    )
 
     assert urgent.weight == 1.0
     assert machine.shares._shares["urgent"].virtual_s == 0.0

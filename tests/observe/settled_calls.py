@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from autellix_backend.core.hints import Hints
 from autellix_backend.core.priority import Priority
 from autellix_backend.observe.settled_call import Outcome, SettledCall
 from autellix_backend.reports.receipt import Receipt
@@ -13,7 +14,7 @@ TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
 def settled_call(**fields: Any) -> SettledCall:
-    """Return a settled, streamed chat; a field of its start or receipt goes there."""
+    """Return a settled, streamed chat; a field of its start, hints or receipt goes there."""
     start: dict[str, Any] = {
         "key": "c~1",
         "call_id": "c",
@@ -23,11 +24,10 @@ def settled_call(**fields: Any) -> SettledCall:
         "thread_id": "1",
         "thread_name": None,
         "flags": (),
-        "priority": Priority.DEFAULT,
-        "return_s": None,
         "parents": ("a", "b"),
         "interceptions": (("search", 0.5),),
     }
+    hints: dict[str, Any] = {"priority": Priority.DEFAULT, "return_s": None}
     receipt: dict[str, Any] = {
         "call_id": "c",
         "program_id": "p",
@@ -70,8 +70,8 @@ def settled_call(**fields: Any) -> SettledCall:
         "prefilled_s": None,
     }
     for name, value in fields.items():
-        parts = [part for part in (start, receipt, call) if name in part]
+        parts = [part for part in (start, hints, receipt, call) if name in part]
         assert parts, f"a settled call has no field {name}"
         for part in parts:
             part[name] = value
-    return SettledCall(start=CallStart(**start), receipt=Receipt(**receipt), **call)
+    return SettledCall(start=CallStart(**start, hints=Hints(**hints)), receipt=Receipt(**receipt), **call)

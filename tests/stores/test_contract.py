@@ -10,7 +10,8 @@ from tests.stores.tables import IDLE_S, MAX_ANSWER_IDS, Table, all_programs, che
 
 from autellix_backend import pauses
 from autellix_backend.core.errors import DuplicateCallError, UnknownCallError
-from autellix_backend.core.estimate import LEAST_PROGRAMS, Hint
+from autellix_backend.core.estimate import LEAST_PROGRAMS
+from autellix_backend.core.hints import Hints
 from autellix_backend.stores.base import (
     Adoption,
     AnswerSource,
@@ -229,7 +230,7 @@ async def test_a_hint_counts_down_and_a_class_is_learned(table: Table) -> None:
     assert (await store.begin(plain, 2.0)).expected_s == 4.0
     stranger = start("s", "stranger", name="chat", class_id="other/chat")
     assert (await store.begin(stranger, 2.0)).expected_s is None
-    hinted = CallStart(key="h", call_id="h", program_id="q", name="chat", hint=Hint(calls=3))
+    hinted = CallStart(key="h", call_id="h", program_id="q", name="chat", hints=Hints(expected_calls=3))
     assert (await store.begin(hinted, 2.0)).expected_s == 12.0
     await store.settle(end("h", 4.0, program="q"), 3.0)
     later = CallStart(key="i", call_id="i", program_id="q", name="chat")

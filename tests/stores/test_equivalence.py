@@ -12,8 +12,9 @@ from msgspec.structs import replace
 from tests.stores.tables import IDLE_S, SESSION_TTL_S, Table, all_programs, check, end, start
 
 from autellix_backend.core.errors import DuplicateCallError, UnknownCallError
-from autellix_backend.core.estimate import Hint
+from autellix_backend.core.hints import NO_HINTS, Hints
 from autellix_backend.core.policies import make_policy
+from autellix_backend.core.priority import Priority
 from autellix_backend.stores.base import (
     Adoption,
     CallEnd,
@@ -32,6 +33,14 @@ KEYS = st.sampled_from(["a", "b", "c", "d"])
 SESSIONS = st.sampled_from(["s", "t"])
 FLAGS = st.lists(st.sampled_from([f"flag{number}" for number in range(MAX_FLAGS + 2)]), max_size=4)
 
+HINTS = Hints(
+    priority=Priority.BATCH,
+    group="g17",
+    class_name="chat",
+    return_s=90.0,
+    expected_calls=3.0,
+    expected_tokens=70.0,
+)
 STARTS = st.builds(
     CallStart,
     key=KEYS,
@@ -42,7 +51,8 @@ STARTS = st.builds(
     session_id=st.none() | SESSIONS,
     name=st.none() | st.sampled_from(["chat", "tree"]),
     class_id=st.none() | st.sampled_from(["/chat", "/tree"]),
-    hint=st.none() | st.builds(Hint, calls=st.none() | SECONDS, tokens=st.none() | SECONDS),
+    hints=st.just(NO_HINTS)
+    | st.builds(Hints, expected_calls=st.none() | SECONDS, expected_tokens=st.none() | SECONDS),
     flags=FLAGS.map(tuple),
     interceptions=st.lists(st.tuples(st.sampled_from(["search"]), SECONDS), max_size=2).map(tuple),
     adopts=st.none() | st.builds(Adoption, NAMES, KEYS),
@@ -125,7 +135,7 @@ async def test_every_field_of_a_view_is_restored(table: Table) -> None:
     store = await table.open("plas")
     memory = MemoryStore(make_policy("plas"), program_idle_s=IDLE_S, session_ttl_s=SESSION_TTL_S)
     full: dict[str, Any] = {"name": "chat", "thread_id": "2", "parents": ("x",), "flags": ("implicit",)}
-    full |= {"thread_name": "planner", "group": "g17", "return_s": 90.0, "adopts": Adoption("q", "c")}
+    full |= {"thread_name": "planner", "hints": HINTS, "adopts": Adoption("q", "c")}
     tools = (("search", 0.5),)
     for one in (memory, store):
         sized = {**full, "class_id": "/chat", "owner": "me"}
@@ -143,7 +153,8 @@ async def test_every_field_of_a_view_is_restored(table: Table) -> None:
     assert view == expected
     assert unused_fields(view, ProgramView) == set()
     assert unused_fields(view.calls[0], StoredCall) == set()
-    assert unused_fields(view.calls[0].start, CallStart) == {"hint"}
+    assert unused_fields(view.calls[0].start, CallStart) == set()
+    assert unused_fields(view.calls[0].start.hints, Hints) == set()
     assert unused_fields(view.calls[0].end, CallEnd) == set()
 
 

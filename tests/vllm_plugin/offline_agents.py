@@ -50,7 +50,7 @@ class SeeingScheduler(SyncProgramScheduler):
             call = arrive(arrival, now)
             seen = {
                 "program": arrival.program_id,
-                "class": arrival.class_name,
+                "class": arrival.hints.class_name,
                 "call": arrival.path_id,
                 "thread": arrival.thread_id,
                 "parents": arrival.parents,

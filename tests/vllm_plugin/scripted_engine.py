@@ -43,7 +43,8 @@ from vllm.v1.structured_output import StructuredOutputManager
 from autellix_backend.core.arrival import Arrival
 from autellix_backend.core.call import CallRecord
 from autellix_backend.core.config import SchedulerConfig
-from autellix_backend.core.estimate import Hint, SizeEstimator
+from autellix_backend.core.estimate import SizeEstimator
+from autellix_backend.core.hints import NO_HINTS, Hints
 from autellix_backend.core.policies import make_policy
 from autellix_backend.core.table import ProcessTable
 from autellix_backend.settings.scheduler import scheduler_from_mapping
@@ -399,8 +400,8 @@ class Client:
     def _expect(self, program: _Program) -> float | None:
         if not self._policy.sizes_programs:
             return None
-        hint = Hint(tokens=program.tokens_left) if self._has_hints else None
-        return self._estimator.expect("", program.trace.source, program.service_s, hint)
+        hints = Hints(expected_tokens=program.tokens_left) if self._has_hints else NO_HINTS
+        return self._estimator.expect("", program.trace.source, program.service_s, hints)
 
     def _finish(self, records: list[CallRecord]) -> None:
         for record in records:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from autellix_backend.core.arrival import Arrival
+from autellix_backend.core.hints import Hints
 from autellix_backend.core.priority import Priority
 from autellix_backend.vllm_plugin.identity import MAX_ENDED, MAX_ID_LENGTH, CallIdentity, read_identity
 
@@ -41,10 +42,7 @@ def test_reads_what_the_gateway_sends() -> None:
         wait_s=2.0,
         age_s=7.5,
         work=1000.0,
-        class_name="agent",
-        group="g17",
-        priority=Priority.BATCH,
-        return_s=90.0,
+        hints=Hints(class_name="agent", group="g17", priority=Priority.BATCH, return_s=90.0),
     )
     expected = CallIdentity(call_id="c", arrival=arrival, gateway="g", spread=1.25, ended=("a", "b"))
     assert expected == read_identity("r", args, "session")
@@ -89,8 +87,9 @@ def test_unusable_seconds_count_as_absent(value: Any) -> None:
         "return_s",
     )
     identity = read_identity("r", {f"autellix_{name}": value for name in names}, None)
-    kept = ("service_s", "inherited_s", "wait_s", "expected_s", "age_s", "work", "return_s")
-    assert [identity.spread, *(getattr(identity.arrival, name) for name in kept)] == [None] * len(names)
+    kept = ("service_s", "inherited_s", "wait_s", "expected_s", "age_s", "work")
+    found = [identity.spread, identity.arrival.hints.return_s]
+    assert [*found, *(getattr(identity.arrival, name) for name in kept)] == [None] * len(names)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +125,7 @@ def test_reads_as_many_ended_programs_as_a_call_may_name() -> None:
 @pytest.mark.parametrize("value", [7, None, [], "", "x" * (MAX_ID_LENGTH + 1), True])
 def test_an_unusable_class_or_group_has_no_name(value: Any) -> None:
     arrival = read_identity("r", {"autellix_class": value, "autellix_group": value}, None).arrival
-    assert (arrival.class_name, arrival.group) == ("", "")
+    assert (arrival.hints.class_name, arrival.hints.group) == ("", "")
 
 
 @pytest.mark.parametrize(("value", "expected"), [(1, True), (1.0, True), (0, False), ("1", False)])
@@ -155,7 +154,7 @@ def test_extra_args_of_another_kind_are_ignored(extra_args: Any) -> None:
 @pytest.mark.parametrize("value", ["urgent", "BATCH", "", 1, -1, None, True, [], {}, math.nan])
 def test_an_unknown_priority_is_the_default_one(value: Any) -> None:
     """Nothing that a request states can fail the engine."""
-    assert read_identity("r", {"autellix_priority": value}, None).arrival.priority is Priority.DEFAULT
+    assert read_identity("r", {"autellix_priority": value}, None).arrival.hints.priority is Priority.DEFAULT
 
 
 @pytest.mark.parametrize(("value", "expected"), [("-", ()), ("a", ("a",)), ("a,b", ("a", "b"))])

@@ -7,7 +7,7 @@ from collections.abc import Hashable, Sequence
 
 import msgspec
 
-from autellix_backend.core.priority import Priority
+from autellix_backend.core.hints import NO_HINTS, Hints
 
 
 class Context(msgspec.Struct, frozen=True, gc=False):
@@ -57,14 +57,8 @@ class Arrival(_Ids, frozen=True, kw_only=True, gc=False):
     """The work of its program's finished calls, where the caller keeps it: the larger value wins."""
     expected_work: float | None = None
     """The total work of its program; None if unknown, as it is to every live scheduler."""
-    group: str = ""
-    """The group of its program, by its name within the tenant; empty without one."""
-    class_name: str = ""
-    """The class of its program: programs of one class have similar gaps between calls."""
-    priority: Priority = Priority.DEFAULT
-    """The priority of its program from here on."""
-    return_s: float | None = None
-    """The expected time (s) from its end to the next call of its program; None if its client states none."""
+    hints: Hints = NO_HINTS
+    """What its client says of its program from here on."""
     context: Context | None = None
     """The KV memory that it needs, for admission; None counts as nothing."""
     is_pinned: bool = False

@@ -113,7 +113,7 @@ class ProgramBoost:
 
     def place(self, program: Program) -> Place:
         """Return the present place of a program in the order of its tenant."""
-        base_s = program.created_s - program.priority.head_start_s
+        base_s = program.created_s - program.hints.priority.head_start_s
         if program.group is not None:
             base_s -= self._statistics.response_s * program.group.ended_share
         if not program.is_identified:

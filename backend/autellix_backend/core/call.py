@@ -9,6 +9,7 @@ from enum import StrEnum
 import msgspec
 
 from autellix_backend.core.errors import IllegalMoveError
+from autellix_backend.core.hints import NO_HINTS, Hints
 from autellix_backend.core.place import Boosts, Place
 
 
@@ -119,8 +120,8 @@ class Call:
     """The service still expected, which counts against starvation; zero where the policy orders by levels."""
     expected_s: float | None = None
     """The service that was expected when it arrived."""
-    return_s: float | None = None
-    """The expected time (s) from its end to the next call of its program."""
+    hints: Hints = NO_HINTS
+    """What its client says of its program."""
     quantum_s: float = 0.0
     """The rest of the level's quantum; negative when a step overran it."""
     is_quantum_binding: bool = False

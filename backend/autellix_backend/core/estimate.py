@@ -18,6 +18,7 @@ from bisect import bisect_right, insort
 from collections import deque
 from dataclasses import dataclass, field
 
+from autellix_backend.core.hints import NO_HINTS, Hints
 from autellix_backend.core.recent import latest
 
 HISTORY_PROGRAMS = 256
@@ -26,29 +27,6 @@ MAX_CLASSES = 256
 """Classes of one tenant that are remembered; the one not seen for the longest is forgotten first."""
 LEAST_PROGRAMS = 30
 """Finished programs that a class needs before it predicts anything."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hint:
-    """What a client expects of its program from its next call on, that call included."""
-
-    calls: float | None = None
-    tokens: float | None = None
-    """Generated tokens."""
-
-    def plus(self, calls: float, tokens: float) -> Hint:
-        """Return the hint for an earlier moment: what was done since comes on top."""
-        return Hint(
-            calls=None if self.calls is None else self.calls + calls,
-            tokens=None if self.tokens is None else self.tokens + tokens,
-        )
-
-    def less(self, calls: float, tokens: float) -> Hint:
-        """Return the hint for a later moment; what should be done by then and is not, is unknown."""
-        return Hint(
-            calls=self.calls - calls if self.calls is not None and self.calls > calls else None,
-            tokens=self.tokens - tokens if self.tokens is not None and self.tokens > tokens else None,
-        )
 
 
 @dataclass(slots=True)
@@ -96,14 +74,14 @@ class _TenantClasses:
         """Return the class of a name, which may be new."""
         return latest(self._classes, name, _Class, MAX_CLASSES)
 
-    def hinted(self, name: str, hint: Hint) -> float | None:
+    def hinted(self, name: str, hints: Hints) -> float | None:
         group = self._classes.get(name, self.all)
-        if hint.tokens is not None:
+        if hints.expected_tokens is not None:
             per_token_s = group.per_token.value() or self.all.per_token.value()
-            return None if per_token_s is None else hint.tokens * per_token_s
-        if hint.calls is not None:
+            return None if per_token_s is None else hints.expected_tokens * per_token_s
+        if hints.expected_calls is not None:
             per_call_s = group.per_call.value() or self.all.per_call.value()
-            return None if per_call_s is None else hint.calls * per_call_s
+            return None if per_call_s is None else hints.expected_calls * per_call_s
         return None
 
 
@@ -124,19 +102,19 @@ class SizeEstimator:
         """Learn what a finished program of this name cost in all."""
         self._of(tenant).get(name).add(service_s)
 
-    def expect(self, tenant: str, name: str, attained_s: float, hint: Hint | None = None) -> float | None:
+    def expect(self, tenant: str, name: str, attained_s: float, hints: Hints = NO_HINTS) -> float | None:
         """Return the service (s) that a program is expected to need still, or None if nothing is known.
 
         Args:
             tenant: The program's tenant.
             name: Its class.
             attained_s: The service (s) that it has received.
-            hint: Its client's own expectation, which takes precedence over the class's.
+            hints: Its client's own expectation, which takes precedence over the class's.
         """
         classes = self._tenants.get(tenant)
         if classes is None:
             return None
-        hinted_s = None if hint is None else classes.hinted(name, hint)
+        hinted_s = classes.hinted(name, hints)
         if hinted_s is not None:
             return hinted_s
         group = classes.find(name)

@@ -132,8 +132,8 @@ class Machine:
         _update(program, arrival, now)
         if self.policy.boosts:
             self.boost.on_arrival(program, now)
-        if arrival.group:
-            self.table.join(program, arrival.group)
+        if arrival.hints.group:
+            self.table.join(program, arrival.hints.group)
         call = self._calls[call_id] = Call(
             call_id=call_id,
             program_id=program_id,
@@ -146,7 +146,7 @@ class Machine:
             inherited_service_s=self._inherited(program, arrival),  # Alg. 1, line 11
             path_id=arrival.path_id,
             expected_s=arrival.expected_s,
-            return_s=arrival.return_s,
+            hints=arrival.hints,
             is_pinned=arrival.is_pinned,
         )
         program.waiting_work += call.new_tokens
@@ -575,5 +575,4 @@ def _update(program: Program, arrival: Arrival, now: float) -> None:
         program.created_s = min(program.created_s, now - arrival.age_s)
     program.is_identified = arrival.is_identified
     program.expected_work = arrival.expected_work
-    program.class_name = arrival.class_name
-    program.priority = arrival.priority
+    program.hints = arrival.hints

@@ -9,7 +9,7 @@ from itertools import islice
 from typing import ClassVar, Protocol
 
 from autellix_backend.core.errors import DuplicateCallError, UnknownProgramError
-from autellix_backend.core.priority import Priority
+from autellix_backend.core.hints import NO_HINTS, Hints
 from autellix_backend.core.statistics import ProgramStatistics
 
 
@@ -64,11 +64,10 @@ class Program:
     """Work of the new prompt tokens of its active calls."""
     expected_work: float | None = None
     """The work of all its calls; None if unknown, as it is to every live scheduler."""
-    class_name: str = ""
+    hints: Hints = NO_HINTS
+    """What the client of its latest call says of it."""
     group: ProgramGroup | None = None
     """The group of its first call with one."""
-    priority: Priority = Priority.DEFAULT
-    """The priority of its latest call."""
     path_ends_s: dict[str, float] = field(default_factory=dict)
     """p(c) + t of each completed call (eq. 2), kept for policies that read parents."""
     active_calls: dict[str, str] = field(default_factory=dict)

@@ -92,7 +92,7 @@ class CallMetrics:
         series(self._service_s, engine).inc(receipt.service_s)
         series(self._total_wait_s, engine, "inactive").inc(receipt.inactive_s)
         series(self._total_wait_s, engine, "slot").inc(max(0.0, receipt.wait_s - receipt.inactive_s))
-        series(self._priority_wait_s, call.start.priority.value).observe(receipt.wait_s)
+        series(self._priority_wait_s, call.start.hints.priority.value).observe(receipt.wait_s)
         _add(series(self._preemptions, engine), receipt.preemptions)
         if call.tenant:
             series(self._tenant_calls, call.tenant, call.outcome).inc()

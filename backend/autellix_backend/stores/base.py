@@ -14,8 +14,7 @@ import msgspec
 from msgspec.structs import replace
 
 from autellix_backend.core.boost import work_of
-from autellix_backend.core.estimate import Hint
-from autellix_backend.core.priority import Priority
+from autellix_backend.core.hints import NO_HINTS, Hints
 from autellix_wire.flags import IMPLICIT
 
 CLASS_SEPARATOR = "/"
@@ -48,13 +47,8 @@ class CallStart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     parents: tuple[str, ...] | None = None
     session_id: str | None = None
     name: str | None = None
-    group: str | None = None
-    hint: Hint | None = None
-    """What the client expects its program to need from this call on."""
-    priority: Priority = Priority.DEFAULT
-    """How urgent its program is to its tenant."""
-    return_s: float | None = None
-    """When its client expects the program's next call, in seconds from the end of this one."""
+    hints: Hints = NO_HINTS
+    """What its client says of its program."""
     flags: tuple[str, ...] = ()
     """Remarks on its identity (`autellix_wire.flags`)."""
     interceptions: tuple[tuple[str, float], ...] = ()

@@ -10,7 +10,8 @@ from itertools import islice
 from msgspec.structs import replace
 
 from autellix_backend.core.errors import UnknownCallError
-from autellix_backend.core.estimate import Hint, SizeEstimator
+from autellix_backend.core.estimate import SizeEstimator
+from autellix_backend.core.hints import NO_HINTS, Hints
 from autellix_backend.core.policies import Policy
 from autellix_backend.core.recent import RecentMap
 from autellix_backend.core.table import ProcessTable, Program
@@ -53,8 +54,8 @@ class _Entry:
     """The number of its arrival."""
     running: dict[str, StoredCall] = field(default_factory=dict)
     history: deque[StoredCall] = field(default_factory=lambda: deque(maxlen=HISTORY_CALLS))
-    whole: Hint | None = None
-    """The client's last hint, converted to the program as a whole."""
+    whole: Hints = NO_HINTS
+    """The client's last hints of a size, converted to the program as a whole."""
 
 
 class MemoryStore(EndFeed):
@@ -155,7 +156,7 @@ class MemoryStore(EndFeed):
 
     def _note_start(self, view: ProgramView, call: CallStart) -> None:
         view.name = view.name or call.name
-        view.group = view.group or call.group
+        view.group = view.group or call.hints.group or None
         view.owner = view.owner or call.owner
         if view.class_id is None:
             view.class_id = call.class_id
@@ -174,10 +175,10 @@ class MemoryStore(EndFeed):
             return None
         view = entry.view
         done = (view.finished_calls, view.output_tokens)
-        if call.hint is not None:
-            entry.whole = call.hint.plus(*done)
-        hint = None if entry.whole is None else entry.whole.less(*done)
-        return self._estimator.expect(tenant_of(view.class_id), view.name or "", view.total_service_s, hint)
+        if call.hints.has_size:
+            entry.whole = call.hints.plus(*done)
+        left = entry.whole.less(*done)
+        return self._estimator.expect(tenant_of(view.class_id), view.name or "", view.total_service_s, left)
 
     async def settle(self, end: CallEnd, now: float) -> None:
         """Charge a running call to its program."""

@@ -18,7 +18,8 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 import msgspec
 
 from autellix_backend.core.errors import DuplicateCallError, UnknownCallError
-from autellix_backend.core.estimate import Hint, SizeEstimator
+from autellix_backend.core.estimate import SizeEstimator
+from autellix_backend.core.hints import NO_HINTS, Hints
 from autellix_backend.core.policies import Policy
 from autellix_backend.pauses import Pauses
 from autellix_backend.stores.base import (
@@ -158,12 +159,12 @@ class RedisStore:
             "most_flags": MAX_FLAGS,
             "session": call.session_id,
             "name": call.name or None,
-            "group": call.group,
+            "group": call.hints.group or None,
             "class_id": call.class_id,
             "owner": call.owner,
             "interceptions": tools and to_text(tools),
             "intercepted_s": tools and sum(seconds for _, seconds in tools),
-            "hint": to_text(call.hint) if call.hint is not None and self._policy.sizes_programs else None,
+            "hint": to_text(call.hints) if call.hints.has_size and self._policy.sizes_programs else None,
             "parents": call.parents if self._policy.reads_parents else None,
             "adopts": call.adopts and encode_adoption(call.adopts, call.program_id, self._rule),
         }
@@ -198,12 +199,12 @@ class RedisStore:
 
     def _expect(self, known: KnownProgram) -> float | None:
         tenant, name = tenant_of((known.class_id or b"").decode()), (known.name or b"").decode()
-        hint = None
+        hints = NO_HINTS
         if known.hint is not None:
-            given = msgspec.json.decode(known.hint, type=Hint)
+            given = msgspec.json.decode(known.hint, type=Hints)
             whole = given.plus(float(known.hint_calls or 0), float(known.hint_tokens or 0))
-            hint = whole.less(float(known.finished_calls or 0), float(known.output_tokens or 0))
-        return self._estimator.expect(tenant, name, float(known.total_service_s or 0), hint)
+            hints = whole.less(float(known.finished_calls or 0), float(known.output_tokens or 0))
+        return self._estimator.expect(tenant, name, float(known.total_service_s or 0), hints)
 
     async def settle(self, end: CallEnd, now: float) -> None:
         """Charge a running call to its program."""

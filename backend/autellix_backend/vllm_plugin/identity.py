@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import msgspec
 
 from autellix_backend.core.arrival import Arrival
+from autellix_backend.core.hints import Hints
 from autellix_backend.core.priority import Priority
 from autellix_backend.reports.request_ids import args_in
 from autellix_wire import engine_args
@@ -58,11 +59,14 @@ def read_identity(request_id: str, extra_args: object, session_id: object) -> Ca
     if engine_args.PROGRAM not in args:
         args = {**args_in(request_id), **args}
     facts: dict[str, Any] = {}
+    hints: dict[str, Any] = {}
     # Most requests have few of them.
     for name, value in args.items():
         reader = _ARRIVAL_FACTS.get(name)
         if reader is not None and (fact := reader[1](value)) is not None:
-            facts[reader[0]] = fact
+            (hints if reader[0] in Hints.__struct_fields__ else facts)[reader[0]] = fact
+    if hints:
+        facts["hints"] = Hints(**hints)
     facts.setdefault("service_s", facts.get("inherited_s"))
     named = _identifier(args.get(engine_args.PROGRAM)) or _identifier(session_id)
     if named is None or args.get(engine_args.UNIDENTIFIED) == 1:

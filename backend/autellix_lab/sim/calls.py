@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, InitVar, dataclass, field
 
 from autellix_backend.core.call import Call, CallRecord
-from autellix_backend.core.priority import Priority
+from autellix_backend.core.hints import NO_HINTS, Hints
 from autellix_lab.sim.kv import Segment
 from autellix_lab.workload.prefixes import SystemPrefix
 from autellix_lab.workload.trace import CallTrace
@@ -30,11 +30,8 @@ class EngineCall:
     prefix: InitVar[SystemPrefix | None] = None
     is_identified: bool = True
     """Whether its client names its program; else the engine takes it for a program of its own."""
-    class_name: str = ""
-    group: str = ""
-    priority: Priority = Priority.DEFAULT
+    hints: Hints = NO_HINTS
     expected_s: float | None = None
-    return_s: float | None = None
     expected_work: float | None = None
     base: EngineCall | None = None
     """The call on the same engine whose prefix it shares, if any."""

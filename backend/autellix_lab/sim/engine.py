@@ -208,10 +208,7 @@ class SimEngine:
                     parents=call.parents,
                     expected_s=call.expected_s,
                     expected_work=call.expected_work,
-                    return_s=call.return_s,
-                    class_name=call.class_name,
-                    group=call.group,
-                    priority=call.priority,
+                    hints=call.hints,
                     context=Context(
                         call.prompt_tokens,
                         # As live, where only earlier calls of its program are known.

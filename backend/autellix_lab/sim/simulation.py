@@ -16,7 +16,8 @@ from itertools import islice
 from autellix_backend.core.balance import DEFAULT_BALANCER, EngineLoad, FinishedCall
 from autellix_backend.core.balance.memory import MemoryReport, memory_of
 from autellix_backend.core.config import SchedulerConfig
-from autellix_backend.core.estimate import Hint, SizeEstimator
+from autellix_backend.core.estimate import SizeEstimator
+from autellix_backend.core.hints import NO_HINTS, Hints
 from autellix_backend.core.policies import make_policy
 from autellix_backend.core.priority import Priority
 from autellix_backend.core.table import ProcessTable
@@ -332,12 +333,14 @@ class _Simulation:
             is_identified=is_identified,
             parents=tuple(f"{program.index}.{parent}" for parent in trace.parents),
             prefix=program.prefix,
-            class_name=program.trace.source,
-            group=program.trace.group if self._settings.has_groups else "",
-            priority=self._settings.priorities.get(program.trace.source, Priority.DEFAULT),
+            hints=Hints(
+                class_name=program.trace.source,
+                group=program.trace.group if self._settings.has_groups else "",
+                priority=self._settings.priorities.get(program.trace.source, Priority.DEFAULT),
+                return_s=self._expected_return_s(program.trace, trace),
+            ),
             expected_s=self._expect(program, trace),
             expected_work=program.work if self._settings.knows_sizes else None,
-            return_s=self._expected_return_s(program.trace, trace),
         )
         loads = [self._load(engine, now) for engine in self._engines.values()]
         arriving = TracedCall(
@@ -383,10 +386,10 @@ class _Simulation:
             return self._settings.scheduler.nominal_service_s(trace.prefill_tokens, trace.decode_tokens)
         if self._policy.is_clairvoyant:
             return program.remaining_s
-        hint = None
+        hints = NO_HINTS
         if self._settings.hint_sigma is not None:
-            hint = Hint(tokens=program.remaining_tokens * program.hint_error)
-        return self._estimator.expect("", program.trace.source, program.service_s, hint)
+            hints = Hints(expected_tokens=program.remaining_tokens * program.hint_error)
+        return self._estimator.expect("", program.trace.source, program.service_s, hints)
 
     def _true_cost_s(self, call: CallTrace, prefix: SystemPrefix | None) -> float:
         """Return what a call costs in full batches, with its whole prefix in the cache."""

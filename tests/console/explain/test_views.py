@@ -9,6 +9,7 @@ from tests.observe.settled_calls import settled_call
 
 from autellix_backend.console.explain.views import MAX_THREAD_NAMES, call_rows, critical_path_s, program_row
 from autellix_backend.core.config import SchedulerConfig
+from autellix_backend.core.hints import Hints
 from autellix_backend.core.priority import Priority
 from autellix_backend.gateway.tenancy.tenants import Tenant
 from autellix_backend.observe.states import ProgramState
@@ -54,7 +55,7 @@ def test_a_running_program_shows_its_best_level_and_its_share_of_the_blocks() ->
 
 def test_a_program_has_the_priority_of_its_latest_call() -> None:
     urgent = open_call("key-1")
-    urgent.start = structs.replace(urgent.start, priority=Priority.INTERACTIVE)
+    urgent.start = structs.replace(urgent.start, hints=Hints(priority=Priority.INTERACTIVE))
     settled = [settled_call(priority=Priority.INTERACTIVE), settled_call(priority=Priority.BATCH)]
 
     for calls, ended, expected in (

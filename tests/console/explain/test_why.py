@@ -14,6 +14,7 @@ from autellix_backend.console.explain.explanations import CallExplanation, Progr
 from autellix_backend.console.explain.overview import Overview
 from autellix_backend.console.explain.why import MAX_AHEAD, explain_call, explain_program, level_bounds
 from autellix_backend.core.config import SchedulerConfig
+from autellix_backend.core.hints import Hints
 from autellix_backend.core.priority import Priority
 from autellix_backend.gateway.calls.call import GatewayCall
 from autellix_backend.gateway.tenancy.tenants import Tenant
@@ -287,7 +288,7 @@ def test_an_expected_return_is_explained_with_what_it_changes(
     return_s: float, hold_s: float | None, words: str
 ) -> None:
     call = open_call("key-3")
-    call.start = structs.replace(call.start, return_s=return_s)
+    call.start = structs.replace(call.start, hints=Hints(return_s=return_s))
     present = overview(call, last=snapshot(FAST, FAST_TOO, MINE, hold_s=hold_s))
     told = why(present, call, ADMITTING)
     assert told.expected_return_s == return_s
@@ -305,7 +306,7 @@ def test_an_expected_return_is_explained_with_what_it_changes(
 
 def test_an_expected_return_changes_nothing_without_admission() -> None:
     call = open_call("key-3")
-    call.start = structs.replace(call.start, return_s=5.0)
+    call.start = structs.replace(call.start, hints=Hints(return_s=5.0))
     told = why(overview(call, last=snapshot(FAST, FAST_TOO, MINE)), call)
     assert (
         "expects the next call 5.0 s after this one, which nothing depends on without admission." in told.text
@@ -419,7 +420,7 @@ def test_the_boost_is_explained_as_a_head_start(
 def urgent_call(priority: str) -> GatewayCall:
     inherited = Inherited(service_s=0.0, program_service_s=0.0, wait_s=0.0, age_s=7.0, work=100.0)
     call = open_call("key-3", inherited=inherited)
-    call.start = structs.replace(call.start, priority=Priority(priority))
+    call.start = structs.replace(call.start, hints=Hints(priority=Priority(priority)))
     return call
 
 

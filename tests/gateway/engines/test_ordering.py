@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from autellix_backend.core.arrival import Arrival, Context
 from autellix_backend.core.config import SchedulerConfig
+from autellix_backend.core.hints import Hints
 from autellix_backend.core.names import LIVE_POLICY_NAMES
 from autellix_backend.core.priority import Priority
 from autellix_backend.gateway.engines.ordering import REVIEW_PERIOD_S, ArrivalOrdering, PolicyOrdering
@@ -46,7 +47,7 @@ def test_first_come_first_served_keeps_the_order_of_arrival() -> None:
 def test_the_priorities_of_programs_order_calls_at_the_gateway() -> None:
     ordering = ordered(policy="boost", boost=0.0, bounds=())
     for priority in (Priority.BATCH, Priority.DEFAULT, Priority.INTERACTIVE):
-        ordering.enter(Arrival(priority, priority, priority=priority), 0.0)
+        ordering.enter(Arrival(priority, priority, hints=Hints(priority=priority)), 0.0)
     assert drain(ordering) == ["interactive", "default", "batch"]
 
 

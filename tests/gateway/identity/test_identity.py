@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from autellix_backend.core.estimate import Hint
+from autellix_backend.core.hints import NO_HINTS, Hints
 from autellix_backend.core.policies import make_policy
 from autellix_backend.gateway.calls.body import parse_body
 from autellix_backend.gateway.calls.dialects import CHAT_COMPLETIONS
@@ -70,7 +70,7 @@ def test_all_headers_are_read() -> None:
         session=None,
         program="p",
         name="react",
-        group="g17",
+        hints=Hints(group="g17"),
         thread="3",
         thread_name="planner",
         call="c",
@@ -101,9 +101,9 @@ def test_a_malformed_id_or_name_names_its_header(value: str) -> None:
 
 
 def test_expectations_are_read() -> None:
-    assert read().hint is None
-    assert read(x_autellix_expected_calls=" 12 ").hint == Hint(calls=12.0)
-    assert read(x_autellix_expected_tokens="300").hint == Hint(tokens=300.0)
+    assert read().hints is NO_HINTS
+    assert read(x_autellix_expected_calls=" 12 ").hints == Hints(expected_calls=12.0)
+    assert read(x_autellix_expected_tokens="300").hints == Hints(expected_tokens=300.0)
 
 
 @pytest.mark.parametrize("value", ["", "0", "-1", "1.5", "many", "9" * 13, "\u00b2"])
@@ -117,8 +117,8 @@ def test_a_malformed_expectation_names_its_header(value: str) -> None:
     ("value", "seconds"), [("0", 0.0), (" 90 ", 90.0), ("2.5", 2.5), ("9" * 9, 999999999.0)]
 )
 def test_an_expected_return_is_read(value: str, seconds: float) -> None:
-    assert read(x_autellix_expected_return=value).return_s == seconds
-    assert read().return_s is None
+    assert read(x_autellix_expected_return=value).hints.return_s == seconds
+    assert read().hints.return_s is None
 
 
 @pytest.mark.parametrize(

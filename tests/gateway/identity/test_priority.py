@@ -9,14 +9,15 @@ import pytest
 
 from autellix_backend.core.priority import Priority
 from autellix_backend.gateway.errors import InvalidRequestError
-from autellix_backend.gateway.identity.priority import read_priority
+from autellix_backend.gateway.identity.hints import read_hints
 
 INTERACTIVE, DEFAULT, BATCH = Priority
 
 
 def stated(header: str | None = None, **fields: Any) -> Priority:
     headers = {} if header is None else {"x-autellix-priority": header}
-    return read_priority(headers, {name: msgspec.Raw(msgspec.json.encode(fields[name])) for name in fields})
+    body = {name: msgspec.Raw(msgspec.json.encode(fields[name])) for name in fields}
+    return read_hints(headers, body).priority
 
 
 def test_a_call_without_any_has_the_default_one() -> None:
@@ -60,7 +61,7 @@ def test_values_that_mean_nothing_here_fail_no_call(value: Any) -> None:
 
 def test_numbers_that_nobody_can_read_fail_no_call() -> None:
     for text in (b"1e999", b"-" + b"9" * 5000, b"NaN", b"{"):
-        assert read_priority({}, {"priority": msgspec.Raw(text)}) in (DEFAULT, INTERACTIVE)
+        assert read_hints({}, {"priority": msgspec.Raw(text)}).priority in (DEFAULT, INTERACTIVE)
 
 
 def test_the_header_goes_before_the_tier_and_that_before_the_number() -> None:

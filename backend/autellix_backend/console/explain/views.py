@@ -217,7 +217,7 @@ def critical_path_s(calls: Iterable[StoredCall]) -> float:
 
 def _priority(calls: Sequence[GatewayCall], settled: Sequence[SettledCall]) -> Priority:
     latest = calls[-1] if calls else settled[-1] if settled else None
-    return Priority.DEFAULT if latest is None else latest.start.priority
+    return Priority.DEFAULT if latest is None else latest.start.hints.priority
 
 
 def _level(view: ProgramView, entries: list[CallSnapshot], config: SchedulerConfig) -> int:

@@ -63,7 +63,7 @@ def explain_program(
     if settled and place.state is ProgramState.BETWEEN_CALLS:
         last = settled[-1]
         snapshot = _snapshot_of(last.engine, overview)
-        returns = sentences.return_text(last.start.return_s, snapshot, config, after="its last one")
+        returns = sentences.return_text(last.start.hints.return_s, snapshot, config, after="its last one")
     return ProgramExplanation(
         program_id=viewer.shown(view.program_id),
         name=view.name,
@@ -102,13 +102,13 @@ def explain_call(
         state_s=place.state_s,
         wait_s=place.wait_s,
         level=call.level,
-        priority=call.start.priority,
-        expected_return_s=call.start.return_s,
+        priority=call.start.hints.priority,
+        expected_return_s=call.start.hints.return_s,
         inherited_service_s=call.entry_service_s,
     )
     hints = sentences.joined(
-        sentences.priority_text(call.start.priority, config),
-        sentences.return_text(call.start.return_s, _snapshot_of(call.engine, overview), config),
+        sentences.priority_text(call.start.hints.priority, config),
+        sentences.return_text(call.start.hints.return_s, _snapshot_of(call.engine, overview), config),
     )
     if why_queued is not None:
         return replace(explanation, text=sentences.joined(explanation.text, hints))
@@ -174,7 +174,7 @@ def _boost_text(call: GatewayCall, entry: CallSnapshot, snapshot: EngineSnapshot
     if entry.counted_age_s is not None:
         # Both ages at the moment of the snapshot.
         snapshot_age_s = 0.0 if engine is None else engine.age_s or 0.0
-        counted_s = entry.counted_age_s - call.start.priority.head_start_s
+        counted_s = entry.counted_age_s - call.start.hints.priority.head_start_s
         head_start_s = max(0.0, counted_s - (age_s - snapshot_age_s))
     return sentences.boost_text(age_s, call.inherited.work, head_start_s, snapshot.boost)
 

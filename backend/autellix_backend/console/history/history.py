@@ -166,7 +166,7 @@ class ProgramHistory:
                 began_at_s=self._wall_clock(),
             )
         program.name = program.name or call.start.name
-        program.group = program.group or call.start.group
+        program.group = program.group or call.start.hints.group or None
         program.owner = program.owner or call.start.owner
         program.running += 1
         if call.start.adopts is not None:

@@ -120,7 +120,7 @@ class IdleLimits:
         """Yield the programs without a call, and how long (s) they are kept that would be recomputed."""
         limits_s: dict[tuple[str, str], float] = {}
         for context in [each for each in contexts.contexts.values() if not each.calls]:
-            kind = (context.tenant, context.program.class_name)
+            kind = (context.tenant, context.program.hints.class_name)
             if kind not in limits_s:
                 limits_s[kind] = self.of_class(*kind)
             yield context, limits_s[kind] if context.return_s is None else self.of_return(context.return_s)

@@ -95,11 +95,11 @@ class ProgramContext:
     @property
     def gives_way(self) -> bool:
         """Whether it makes room for other programs of its tenant."""
-        return self.program.priority is Priority.BATCH
+        return self.program.hints.priority is Priority.BATCH
 
     def overdue_s(self, now: float) -> float:
         """Return how long it has waited beyond the time by which its priority lets others go first."""
-        return now - self.since_s + min(0.0, self.program.priority.head_start_s)
+        return now - self.since_s + min(0.0, self.program.hints.priority.head_start_s)
 
     @property
     def is_live(self) -> bool:

@@ -296,7 +296,7 @@ class MemoryReview:
         that waits would also fill the batch. While gaps are unknown, it waits for a moment only.
         """
         cost_s = self._displacing_s(first, idle)
-        gaps_s = [self._idle.gaps.mean_s(each.tenant, each.program.class_name) for each in idle]
+        gaps_s = [self._idle.gaps.mean_s(each.tenant, each.program.hints.class_name) for each in idle]
         known_s = [gap_s for gap_s in gaps_s if gap_s is not None]
         if len(known_s) < len(idle) or cost_s <= sum(known_s) / len(known_s):
             return min(LEAST_HOLD_S, cost_s)

@@ -119,7 +119,7 @@ class WorkingSetAdmission(Admission):
         memory, needs = self.memory, needs or Context(0)
         # From the table, which also knows programs that have lost their place here since.
         if len(program.active_calls) == 1 and program.last_completion_s is not None:
-            self.idle.gaps.add(call.tenant, program.class_name, now - program.last_completion_s)
+            self.idle.gaps.add(call.tenant, program.hints.class_name, now - program.last_completion_s)
         place = self._place_of(program)
         context = memory.find(program.program_id) or self._make_context(call, program, place)
         if not (context.calls or context.is_active):
@@ -146,7 +146,7 @@ class WorkingSetAdmission(Admission):
         assert context is not None, call.call_id
         del context.calls[call.call_id]
         context.contexts.leave(call.call_id, context_tokens)
-        context.return_s = call.return_s
+        context.return_s = call.hints.return_s
         memory.move(context, self._place_of(context.program))
         memory.resize(context)
         if not context.calls:

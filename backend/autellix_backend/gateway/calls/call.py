@@ -174,10 +174,7 @@ class GatewayCall(QueuedCall):
             expected_s=inherited.expected_s,
             age_s=inherited.age_s,
             work=inherited.work,
-            group=start.group or "",
-            class_name=class_name,
-            priority=self.identity.priority,
-            return_s=self.identity.return_s,
+            hints=replace(start.hints, class_name=class_name) if class_name else start.hints,
             context=Context(self.prompt_tokens, prefix=self.prefix or None),
         )
 
@@ -193,10 +190,7 @@ class GatewayCall(QueuedCall):
             parents=identity.parents,
             session_id=identity.session,
             name=identity.name,
-            group=identity.group,
-            hint=identity.hint,
-            priority=identity.priority,
-            return_s=identity.return_s,
+            hints=identity.hints,
             flags=identity.flags,
             interceptions=identity.interceptions,
             owner=identity.owner,

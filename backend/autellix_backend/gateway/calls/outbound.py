@@ -113,12 +113,12 @@ class EngineArguments:
         args[engine_args.GATEWAY] = self._gateway_id
         if self._has_boost:
             args |= self._boost_args(call)
-        if self._has_classes and call.arrival.priority is not Priority.DEFAULT:
-            args[engine_args.PRIORITY] = call.arrival.priority.value
-        if self._has_classes and call.arrival.return_s is not None:
-            args[engine_args.RETURN_S] = call.arrival.return_s
-        if self._has_classes and call.arrival.class_name:
-            args[engine_args.CLASS] = call.arrival.class_name
+        if self._has_classes and call.arrival.hints.priority is not Priority.DEFAULT:
+            args[engine_args.PRIORITY] = call.arrival.hints.priority.value
+        if self._has_classes and call.arrival.hints.return_s is not None:
+            args[engine_args.RETURN_S] = call.arrival.hints.return_s
+        if self._has_classes and call.arrival.hints.class_name:
+            args[engine_args.CLASS] = call.arrival.hints.class_name
         if self._has_classes and ended:
             args[engine_args.ENDED] = msgspec.json.encode(ended).decode()
         return args
@@ -129,8 +129,8 @@ class EngineArguments:
             engine_args.AGE_S: call.inherited.age_s + self._clock() - call.began_s,
             engine_args.WORK: call.inherited.work,
         }
-        if call.arrival.group:
-            args[engine_args.GROUP] = call.arrival.group
+        if call.arrival.hints.group:
+            args[engine_args.GROUP] = call.arrival.hints.group
         if (spread := self._classes.spread(call.tenant.name)) is not None:
             args[engine_args.SPREAD] = spread
         return args

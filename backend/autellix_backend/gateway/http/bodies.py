@@ -13,16 +13,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from autellix_backend.gateway.errors import InvalidRequestError
+from autellix_backend.gateway.identity.hints import ID_SCHEMA
 from autellix_backend.gateway.requests import read_body, read_headers
-from autellix_wire.ids import MAX_ID_BYTES, InvalidIdError, check_id
+from autellix_wire.ids import InvalidIdError, check_id
 
-ID_SCHEMA: dict[str, Any] = {
-    "type": "string",
-    "minLength": 1,
-    "maxLength": MAX_ID_BYTES,
-    "pattern": "^[!-~]([ -~]*[!-~])?$",
-    "description": "Printable ASCII",
-}
 JSON_TYPE = "application/json"
 DEFAULT_LIMIT = 200
 MAX_LIMIT = 1000

@@ -21,23 +21,18 @@ from starlette.routing import BaseRoute, Match, Route
 from starlette.types import ASGIApp, Scope
 
 from autellix_backend.gateway.calls.dialects import Dialect
-from autellix_backend.gateway.http.bodies import ID_SCHEMA, Id
+from autellix_backend.gateway.http.bodies import Id
 from autellix_backend.gateway.http.refusals import AnthropicError, OpenAIError, refusals
-from autellix_backend.gateway.identity.identity import SECONDS
+from autellix_backend.gateway.identity.hints import HINT_HEADERS, ID_SCHEMA
 from autellix_backend.reports.receipt import Receipt
 from autellix_wire.headers import (
     CALL_ID,
     ENGINE,
-    EXPECTED_CALLS,
-    EXPECTED_RETURN,
-    EXPECTED_TOKENS,
     FINAL,
     FLAGS,
-    GROUP,
     IDENTITY_SOURCE,
     INTERCEPTIONS,
     PARENT_IDS,
-    PRIORITY,
     PROGRAM_ID,
     PROGRAM_NAME,
     QUEUE_LEVEL,
@@ -51,7 +46,6 @@ from autellix_wire.headers import (
 Schema = dict[str, Any]
 _CALL_STATUSES = (400, 401, 403, 413, 415, 429, 500, 502, 503, 504)
 _PASSED_STATUSES = (400, 401, 413, 415, 429, 500, 502, 503, 504)
-_COUNT = "^0{0,3}[1-9][0-9]{0,8}$"
 _TEXT: Schema = {"type": "string"}
 
 
@@ -60,14 +54,13 @@ def _header(name: str, description: str, **schema: Any) -> Any:
 
 
 class IdentityHeaders(BaseModel):
-    """The headers of a call, none of which is required."""
+    """The headers of a call besides its hints, none of which is required."""
 
     program_id: Id = _header(PROGRAM_ID, "The program")
     session_id: Id = _header(SESSION_ID, "The session; also the program, if none is named")
     session_proof: str = _header(SESSION_PROOF, "The secret of the client that the session belongs to")
     session_token: str = _header(SESSION_TOKEN, "The token of the session, in place of the proof")
     program_name: Id = _header(PROGRAM_NAME, "The program's class")
-    group: Id = _header(GROUP, "The programs of the same task, such as rollouts of one prompt")
     thread_id: Id = _header(THREAD_ID, "The branch inside the program")
     thread_name: Id = _header(THREAD_NAME, "The branch's name, such as an agent's")
     call_id: Id = _header(CALL_ID, "This call; the same over retries")
@@ -85,18 +78,6 @@ class IdentityHeaders(BaseModel):
         pattern="^[a-z_]{1,32}=[0-9]{1,6}(,[a-z_]{1,32}=[0-9]{1,6})*$",
         max_length=1024,
     )
-    priority: Literal["interactive", "default", "batch"] = _header(
-        PRIORITY, "How urgent the program is to its tenant"
-    )
-    expected_calls: str = _header(
-        EXPECTED_CALLS, "Calls that the program is expected to make from here on", pattern=_COUNT
-    )
-    expected_tokens: str = _header(EXPECTED_TOKENS, "Tokens that it is expected to take", pattern=_COUNT)
-    expected_return: str = _header(
-        EXPECTED_RETURN,
-        "Seconds from the end of this call to the program's next one",
-        pattern=f"^{SECONDS}$",
-    )
 
 
 class CallFields(BaseModel):
@@ -110,6 +91,16 @@ class CallFields(BaseModel):
     """Forwarded to a vLLM engine; the gateway sets `autellix_*` itself."""
 
 
+_HINTS: list[Schema] = [
+    {
+        "name": row.header,
+        "in": "header",
+        "required": False,
+        "description": row.description,
+        "schema": row.schema,
+    }
+    for row in HINT_HEADERS
+]
 _RECEIPT_HEADERS: Schema = {
     name: {"schema": schema, "required": True, "description": description}
     for name, schema, description in (
@@ -142,7 +133,7 @@ def _description(dialect: Dialect) -> dict[str, Any]:
             **refusals(*statuses, shape=dialect.errors),
             "default": {"description": "Any other answer of the engine, unchanged"},
         },
-        "openapi_extra": {} if dialect.makes_call else _passed_parts(dialect),
+        "openapi_extra": {"parameters": _HINTS} if dialect.makes_call else _passed_parts(dialect),
     }
 
 

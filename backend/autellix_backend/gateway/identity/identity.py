@@ -8,14 +8,12 @@ transcript, or becomes a program of its own.
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Callable, Mapping
 
 import msgspec
 from msgspec.structs import replace
 
-from autellix_backend.core.estimate import Hint
-from autellix_backend.core.priority import Priority
+from autellix_backend.core.hints import NO_HINTS, Hints
 from autellix_backend.gateway.errors import InvalidRequestError
 from autellix_backend.gateway.identity.aliases import (
     ALIASES,
@@ -33,9 +31,9 @@ from autellix_backend.gateway.identity.aliases import (
     resolve_aliases,
 )
 from autellix_backend.gateway.identity.answer_ids import previous_response, transcript_ids
+from autellix_backend.gateway.identity.hints import read_hints
 from autellix_backend.gateway.identity.implicit import ImplicitArrival, place
 from autellix_backend.gateway.identity.lineage import Lineage
-from autellix_backend.gateway.identity.priority import read_priority
 from autellix_backend.gateway.identity.transcripts import Reading, Transcript, TranscriptChain
 from autellix_backend.gateway.tenancy.tenants import Tenant
 from autellix_backend.observe.metrics import GatewayMetrics
@@ -44,11 +42,7 @@ from autellix_backend.stores.base import Adoption, AnswerSource, ImplicitCall, P
 from autellix_wire.flags import IMPLICIT
 from autellix_wire.headers import (
     CALL_ID,
-    EXPECTED_CALLS,
-    EXPECTED_RETURN,
-    EXPECTED_TOKENS,
     FLAGS,
-    GROUP,
     INTERCEPTIONS,
     PARENT_IDS,
     PROGRAM_NAME,
@@ -58,9 +52,6 @@ from autellix_wire.headers import (
 from autellix_wire.ids import InvalidIdError, check_id, parse_interceptions, parse_parents
 
 MAIN_THREAD = "0"
-MAX_EXPECTED_DIGITS = 12
-SECONDS = r"[0-9]{1,9}(\.[0-9]{1,9})?"
-"""The form of an expected return."""
 
 _MADE_UP = (ANONYMOUS, FOREIGN_TOKEN, CONTENT_CHAIN, OUTSIDE)
 """Sources of a program that has the call's own id, unless the call joins that of another one."""
@@ -73,8 +64,6 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     session: str | None
     program: str
     name: str | None
-    group: str | None = None
-    """The programs that it is compared with: those of its tenant with the same group."""
     thread: str
     thread_name: str | None = None
     call: str
@@ -83,12 +72,8 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     is_final: bool
     source: str
     """Where the program's id came from: one of `aliases.PROGRAM_SOURCES`."""
-    hint: Hint | None = None
-    """What the client expects of the program from this call on."""
-    priority: Priority = Priority.DEFAULT
-    """How urgent the program is to its tenant, from this call on."""
-    return_s: float | None = None
-    """When the client expects the program's next call, in seconds from the end of this one."""
+    hints: Hints = NO_HINTS
+    """What the client says of the program, from this call on."""
     interceptions: tuple[tuple[str, float], ...] = ()
     """Tools that the client ran since the calls this one depends on, and their seconds."""
     owner: str | None = None
@@ -137,7 +122,6 @@ def read_identity(headers: Mapping[str, str], fields: Fields, new_id: str) -> Id
             session=_read(headers, SESSION_ID),
             program=aliases.program or call,
             name=_read(headers, PROGRAM_NAME),
-            group=_read(headers, GROUP),
             thread=aliases.thread or aliases.agent or MAIN_THREAD,
             thread_name=_read(headers, THREAD_NAME),
             call=call,
@@ -145,9 +129,7 @@ def read_identity(headers: Mapping[str, str], fields: Fields, new_id: str) -> Id
             flags=_flags(headers),
             is_final=aliases.final is not None,
             source=ANONYMOUS if aliases.named_by is None else aliases.named_by.source,
-            hint=_hint(headers),
-            priority=read_priority(headers, fields),
-            return_s=_expected_return(headers),
+            hints=read_hints(headers, fields),
             interceptions=parse_interceptions(headers.get(INTERCEPTIONS.lower()), INTERCEPTIONS),
             aliases=aliases,
         )
@@ -345,30 +327,3 @@ def _read(headers: Mapping[str, str], name: str) -> str | None:
 def _flags(headers: Mapping[str, str]) -> tuple[str, ...]:
     value = _read(headers, FLAGS)
     return tuple(flag.strip() for flag in value.split(",")) if value else ()
-
-
-def _hint(headers: Mapping[str, str]) -> Hint | None:
-    calls, tokens = _expected(headers, EXPECTED_CALLS), _expected(headers, EXPECTED_TOKENS)
-    if calls is None and tokens is None:
-        return None
-    return Hint(calls=calls, tokens=tokens)
-
-
-def _expected(headers: Mapping[str, str], name: str) -> float | None:
-    value = headers.get(name.lower())
-    if value is None:
-        return None
-    text = value.strip()
-    if not (text.isascii() and text.isdecimal() and 0 < len(text) <= MAX_EXPECTED_DIGITS and int(text)):
-        raise InvalidRequestError(f"{name} is {value!r}; expected a whole number above zero", param=name)
-    return float(text)
-
-
-def _expected_return(headers: Mapping[str, str]) -> float | None:
-    value = headers.get(EXPECTED_RETURN.lower())
-    if value is None:
-        return None
-    if not re.fullmatch(SECONDS, value.strip()):
-        problem = f"{EXPECTED_RETURN} is {value[:64]!r}; expected seconds, such as 90 or 2.5"
-        raise InvalidRequestError(problem, param=EXPECTED_RETURN)
-    return float(value)

@@ -13,7 +13,6 @@ import msgspec
 from autellix_backend.core.priority import Priority
 from autellix_backend.gateway.errors import InvalidRequestError
 from autellix_backend.gateway.raw_json import scalar
-from autellix_wire.headers import PRIORITY
 from autellix_wire.priorities import PRIORITIES
 
 TIER_FIELD, RANK_FIELD = "service_tier", "priority"
@@ -21,26 +20,24 @@ _TIERS = {"priority": Priority.INTERACTIVE, "flex": Priority.BATCH}
 """Priorities by OpenAI's names; `auto`, `default` and `scale` say nothing about urgency."""
 
 
-def read_priority(headers: Mapping[str, str], fields: Mapping[str, msgspec.Raw]) -> Priority:
-    """Return the priority that a call states; `headers` has lower-case names, `fields` is its body.
-
-    Raises:
-        InvalidRequestError: if our header has an unknown value.
-    """
-    stated = headers.get(PRIORITY.lower())
-    if stated is not None:
-        return _own(stated)
+def priority_of_body(fields: Mapping[str, msgspec.Raw]) -> Priority:
+    """Return the priority that the fields of a call's body state."""
     if TIER_FIELD in fields:
         tier = scalar(fields[TIER_FIELD])
         return _TIERS.get(tier, Priority.DEFAULT) if isinstance(tier, str) else Priority.DEFAULT
     return _of_rank(scalar(fields[RANK_FIELD])) if RANK_FIELD in fields else Priority.DEFAULT
 
 
-def _own(stated: str) -> Priority:
+def own_priority(stated: str, header: str) -> Priority:
+    """Return the priority that our header states.
+
+    Raises:
+        InvalidRequestError: if it is unknown.
+    """
     name = stated.strip().lower()
     if name not in PRIORITIES:
-        problem = f"{PRIORITY} is {stated[:64]!r}; expected one of {', '.join(PRIORITIES)}"
-        raise InvalidRequestError(problem, param=PRIORITY)
+        problem = f"{header} is {stated[:64]!r}; expected one of {', '.join(PRIORITIES)}"
+        raise InvalidRequestError(problem, param=header)
     return Priority(name)
 
 

@@ -269,13 +269,13 @@ class Continuum(Baseline):
             self._returned.add(call.call_id)
             gap_s = max(LEAST_GAP_S, now - finished_s)
             self._all_tools.add(gap_s)
-            self._tools.setdefault(program.class_name, Durations()).add(gap_s)
+            self._tools.setdefault(program.hints.class_name, Durations()).add(gap_s)
 
     def leave(self, call: Call, program: Program, context_tokens: int, now: float) -> None:
         """Pin the call's KV blocks for its time-to-live."""
         self._finished_s[call.program_id] = now
         self._returned.discard(call.call_id)
-        ttl_s = self.ttl_s(program.class_name, context_tokens)
+        ttl_s = self.ttl_s(program.hints.class_name, context_tokens)
         if ttl_s > 0 and context_tokens:
             self.blocks.orders[call.call_id] = now + ttl_s, program.created_s
 

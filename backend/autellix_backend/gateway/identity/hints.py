@@ -1,0 +1,110 @@
+"""The headers by which a client gives hints: one table, which the OpenAPI document describes too.
+
+A row names a field of `core.hints.Hints`. With a field there, a header in `autellix_wire` and a row here, a
+new hint comes as far as the engine's machine.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from autellix_backend.core.hints import NO_HINTS, Hints
+from autellix_backend.core.priority import Priority
+from autellix_backend.gateway.errors import InvalidRequestError
+from autellix_backend.gateway.identity.aliases import Fields
+from autellix_backend.gateway.identity.priority import own_priority, priority_of_body
+from autellix_wire.headers import EXPECTED_CALLS, EXPECTED_RETURN, EXPECTED_TOKENS, GROUP, PRIORITY
+from autellix_wire.ids import MAX_ID_BYTES, check_id
+from autellix_wire.priorities import PRIORITIES
+
+MAX_EXPECTED_DIGITS = 12
+SECONDS = r"[0-9]{1,9}(\.[0-9]{1,9})?"
+"""The form of a time."""
+
+
+class HintHeader(NamedTuple):
+    """A header that gives a hint."""
+
+    field: str
+    """The field of `Hints` that it fills."""
+    header: str
+    description: str
+    read: Callable[[str, str], Any]
+    """Returns the value of a header's text, given its name; raises InvalidIdError or InvalidRequestError."""
+    schema: dict[str, Any]
+    """The JSON schema of its text."""
+
+    @property
+    def key(self) -> str:
+        """The header in lower case."""
+        return self.header.lower()
+
+
+def read_count(text: str, header: str) -> float:
+    """Read a whole number above zero."""
+    count = text.strip()
+    if not (count.isascii() and count.isdecimal() and 0 < len(count) <= MAX_EXPECTED_DIGITS and int(count)):
+        raise InvalidRequestError(f"{header} is {text!r}; expected a whole number above zero", param=header)
+    return float(count)
+
+
+def read_seconds(text: str, header: str) -> float:
+    """Read a time (s)."""
+    if not re.fullmatch(SECONDS, text.strip()):
+        problem = f"{header} is {text[:64]!r}; expected seconds, such as 90 or 2.5"
+        raise InvalidRequestError(problem, param=header)
+    return float(text)
+
+
+_TEXT: dict[str, Any] = {"type": "string"}
+ID_SCHEMA = {**_TEXT, "minLength": 1, "maxLength": MAX_ID_BYTES, "pattern": "^[!-~]([ -~]*[!-~])?$"}
+_COUNT = {**_TEXT, "pattern": "^0{0,3}[1-9][0-9]{0,8}$"}
+_SECONDS = {**_TEXT, "pattern": f"^{SECONDS}$"}
+
+HINT_HEADERS: tuple[HintHeader, ...] = (
+    HintHeader(
+        "group", GROUP, "The programs of the same task, such as rollouts of one prompt", check_id, ID_SCHEMA
+    ),
+    HintHeader(
+        "priority",
+        PRIORITY,
+        "How urgent the program is to its tenant",
+        own_priority,
+        {**_TEXT, "enum": list(PRIORITIES)},
+    ),
+    HintHeader(
+        "expected_calls",
+        EXPECTED_CALLS,
+        "Calls that the program is expected to make from here on",
+        read_count,
+        _COUNT,
+    ),
+    HintHeader(
+        "expected_tokens", EXPECTED_TOKENS, "Tokens that it is expected to generate", read_count, _COUNT
+    ),
+    HintHeader(
+        "return_s",
+        EXPECTED_RETURN,
+        "Seconds from the end of this call to the program's next one",
+        read_seconds,
+        _SECONDS,
+    ),
+)
+_READERS = tuple((row.key, row.field, row.read, row.header) for row in HINT_HEADERS)
+
+
+def read_hints(headers: Mapping[str, str], fields: Fields) -> Hints:
+    """Return the hints of a request; `headers` has lower-case names, `fields` is its body.
+
+    Raises:
+        InvalidIdError: if an id is malformed.
+        InvalidRequestError: if another value is; `param` names its header.
+    """
+    given = {field: read(headers[key], header) for key, field, read, header in _READERS if key in headers}
+    if "priority" not in given:
+        stated = priority_of_body(fields)
+        if stated is not Priority.DEFAULT:
+            given["priority"] = stated
+    return Hints(**given) if given else NO_HINTS
