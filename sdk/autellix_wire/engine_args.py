@@ -1,7 +1,13 @@
-"""Names of the arguments that the gateway adds to an engine's request, in `vllm_xargs`."""
+"""Names of the arguments that the gateway adds to an engine's request, in `vllm_xargs`.
+
+The hints of the program's client follow: `PREFIX` and the name of each. Those that the client of an engine in
+its own process adds are here.
+"""
 
 from __future__ import annotations
 
+PREFIX = "autellix_"
+"""Begins all of them."""
 PROGRAM = "autellix_program"
 CALL = "autellix_call"
 UNIDENTIFIED = "autellix_unidentified"
@@ -34,8 +40,6 @@ GROUP = "autellix_group"
 """The group of its program, within the tenant."""
 PRIORITY = "autellix_priority"
 """The priority of its program, if it is not the default one."""
-RETURN_S = "autellix_return_s"
-"""The time from its end at which its client expects the program's next call."""
 ENDED = "autellix_ended"
 """Programs that have ended since the last call to this engine: a JSON list of their ids."""
 GATEWAY = "autellix_gateway"

@@ -107,14 +107,6 @@ def test_a_hint_has_no_effect_before_the_first_call_has_finished() -> None:
     assert SizeEstimator().expect("", "chat", 0.0, Hints()) is None
 
 
-def test_a_hint_moves_with_the_program() -> None:
-    whole = Hints(expected_calls=3, expected_tokens=100).plus(2, 50)
-    assert whole == Hints(expected_calls=5, expected_tokens=150)
-    assert whole.less(4, 100) == Hints(expected_calls=1, expected_tokens=50)
-    assert whole.less(5, 200) == Hints()
-    assert Hints().plus(1, 1) == Hints() == Hints().less(1, 1)
-
-
 def test_a_hint_that_has_run_out_says_nothing() -> None:
     estimator = SizeEstimator()
     estimator.observe_call("", "chat", 2.0, 10)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from autellix_backend.reports.call_arguments import read_identity
 from autellix_backend.reports.request_ids import MARK, args_in, marked_id
-from autellix_backend.vllm_plugin.identity import read_identity
 from autellix_wire import engine_args
 
 ARGS = {engine_args.PROGRAM: "team/p-1~世", engine_args.CALL: "c~1", engine_args.TENANT: "team"}

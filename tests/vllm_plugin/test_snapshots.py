@@ -10,9 +10,9 @@ import pytest
 
 from autellix_backend.core.arrival import Arrival
 from autellix_backend.core.config import SchedulerConfig
+from autellix_backend.reports.call_arguments import CallIdentity
 from autellix_backend.reports.report import EngineReport
 from autellix_backend.reports.snapshot import AdmissionSnapshot, EngineSnapshot, KvOffloadTotals
-from autellix_backend.vllm_plugin.identity import CallIdentity
 from autellix_backend.vllm_plugin.settings import PluginSettings
 from autellix_backend.vllm_plugin.snapshots import (
     CALLS_PERIOD_S,

@@ -11,8 +11,8 @@ from tests.report_links import free_address, serving
 from autellix_backend.core.arrival import Arrival
 from autellix_backend.core.boost import work_of
 from autellix_backend.core.config import SchedulerConfig
+from autellix_backend.reports.call_arguments import CallIdentity
 from autellix_backend.reports.report import EngineReport
-from autellix_backend.vllm_plugin.identity import CallIdentity
 from autellix_backend.vllm_plugin.ranks import UNRANKED
 from autellix_backend.vllm_plugin.runs import MAX_RUNS
 from autellix_backend.vllm_plugin.settings import PluginSettings

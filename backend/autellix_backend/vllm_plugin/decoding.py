@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from autellix_backend.core.call import Call
 from autellix_backend.core.machine import Machine
-from autellix_backend.vllm_plugin.identity import CallIdentity
+from autellix_backend.reports.call_arguments import CallIdentity
 from autellix_backend.vllm_plugin.runs import CallRuns
 
 

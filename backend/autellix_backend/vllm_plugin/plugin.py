@@ -18,12 +18,12 @@ from vllm.v1.engine import FinishReason
 from vllm.v1.request import Request, RequestStatus
 
 from autellix_backend.core.preemption import has_earned
+from autellix_backend.reports.call_arguments import read_identity
 from autellix_backend.reports.link import EngineFacts
 from autellix_backend.vllm_plugin.compatibility import vllm_version
 from autellix_backend.vllm_plugin.decisions import StepDecisions
 from autellix_backend.vllm_plugin.engine_state import SchedulerState, cached_tokens_of
 from autellix_backend.vllm_plugin.host_tier import HostTier
-from autellix_backend.vllm_plugin.identity import read_identity
 from autellix_backend.vllm_plugin.preemption import PreemptionPrices
 from autellix_backend.vllm_plugin.settings import PluginSettings
 from autellix_backend.vllm_plugin.snapshots import SnapshotReporter, load_of

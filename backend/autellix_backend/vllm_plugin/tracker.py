@@ -19,10 +19,10 @@ from autellix_backend.core.call import Call
 from autellix_backend.core.machine import Machine
 from autellix_backend.core.place import WorkClass
 from autellix_backend.core.preemption import StepCosts
+from autellix_backend.reports.call_arguments import CallIdentity
 from autellix_backend.reports.report import EngineReport
 from autellix_backend.vllm_plugin.context import ContextIndex, Hashes
 from autellix_backend.vllm_plugin.decoding import DecodingCalls, TrackedCall
-from autellix_backend.vllm_plugin.identity import CallIdentity
 from autellix_backend.vllm_plugin.ranks import Rank, boost_units, rank_of
 from autellix_backend.vllm_plugin.report_server import ReportServer
 from autellix_backend.vllm_plugin.runs import CallRuns

@@ -70,7 +70,7 @@ def _name_program(
     thread, given = running_thread(), params.extra_args or {}
     # Outside of all programs the engine makes each request one, which is right for unrelated prompts.
     is_outside = thread.program is programs.implicit and thread.program.is_implicit
-    if is_outside or request.session_id or any(name.startswith("autellix_") for name in given):
+    if is_outside or request.session_id or any(name.startswith(engine_args.PREFIX) for name in given):
         return
     latest, parents = thread.added or ("", None)
     call_id = ids.make("call")

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from autellix_backend.gateway.calls.outbound import OWN_PREFIX
 from autellix_backend.gateway.tenancy.tenants import key_line, new_key
 from autellix_wire import engine_args
 
@@ -52,7 +51,7 @@ def told(rig: Any) -> dict[str, Any]:
 
 def test_every_argument_of_ours_is_one_that_clients_may_not_set() -> None:
     assert len(ARGUMENTS) > 10
-    assert all(name.startswith(OWN_PREFIX) for name in ARGUMENTS)
+    assert all(name.startswith(engine_args.PREFIX) for name in ARGUMENTS)
 
 
 async def test_forged_arguments_reach_no_engine(serve: Any, keys: dict[str, str], tenants_file: Path) -> None:

@@ -12,10 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from autellix_backend.core.config import SchedulerConfig
+from autellix_backend.core.hints import NO_HINTS
 from autellix_backend.core.policies import make_policy
-from autellix_backend.core.priority import Priority
 from autellix_backend.engines.base import EngineKind
 from autellix_backend.gateway.calls.body import XARGS, CallBody
 from autellix_backend.gateway.calls.call import GatewayCall
@@ -23,6 +24,7 @@ from autellix_backend.gateway.classes import ProgramClasses
 from autellix_backend.gateway.engines.upstream import REQUEST_ID_HEADER, request_headers
 from autellix_backend.gateway.identity.aliases import ALIASES
 from autellix_backend.gateway.raw_json import MAX_SCALAR_BYTES, decoded_or
+from autellix_backend.reports.call_arguments import Arguments, CallIdentity, call_arguments
 from autellix_backend.reports.request_ids import marked_id
 from autellix_wire import engine_args
 
@@ -52,7 +54,6 @@ PRIVILEGED_FIELDS = frozenset(
 )
 PRIVILEGED_ARGS = frozenset({"kv_transfer_params", SESSION_FIELD, "agentic_context"})
 """The last one is for routers: vLLM takes no object there."""
-OWN_PREFIX = "autellix_"
 
 _OPENAI_FIELDS = frozenset({"client_metadata", "conversation", "metadata", "prompt_cache_key"})
 IDENTITY_FIELDS = frozenset(alias.path[0] for alias in ALIASES if alias.path) - _OPENAI_FIELDS
@@ -84,61 +85,34 @@ class EngineArguments:
         self._gateway_id = gateway_id
         self._clock = clock
 
-    def of(self, call: GatewayCall, ended: Sequence[str]) -> dict[str, str | float]:
+    def of(self, call: GatewayCall, ended: Sequence[str]) -> Arguments:
         """Return the arguments of a call.
 
         Args:
             call: The call.
             ended: Programs that the engine knows and that have ended.
         """
-        tenant, inherited = call.tenant, call.inherited
-        args: dict[str, str | float] = {
-            engine_args.PROGRAM: call.arrival.program_id,
-            engine_args.CALL: call.engine_key,
-            engine_args.THREAD: call.start.thread_id,
-            engine_args.SERVICE_S: inherited.service_s,
-            engine_args.WAIT_S: inherited.wait_s,
-        }
-        if not call.arrival.is_identified:
-            args[engine_args.UNIDENTIFIED] = 1
-        if inherited.program_service_s != inherited.service_s:
-            args[engine_args.PROGRAM_SERVICE_S] = inherited.program_service_s
-        if inherited.expected_s is not None:
-            args[engine_args.EXPECTED_S] = inherited.expected_s
-        if tenant.name:
-            args[engine_args.TENANT] = tenant.name
-            args[engine_args.WEIGHT] = tenant.weight
-        if call.is_last:
-            args[engine_args.LAST] = 1
-        args[engine_args.GATEWAY] = self._gateway_id
-        if self._has_boost:
-            args |= self._boost_args(call)
-        if self._has_classes and call.arrival.hints.priority is not Priority.DEFAULT:
-            args[engine_args.PRIORITY] = call.arrival.hints.priority.value
-        if self._has_classes and call.arrival.hints.return_s is not None:
-            args[engine_args.RETURN_S] = call.arrival.hints.return_s
-        if self._has_classes and call.arrival.hints.class_name:
-            args[engine_args.CLASS] = call.arrival.hints.class_name
-        if self._has_classes and ended:
-            args[engine_args.ENDED] = msgspec.json.encode(ended).decode()
-        return args
-
-    def _boost_args(self, call: GatewayCall) -> dict[str, str | float]:
-        """Return what a policy that boosts programs reads of the call's program."""
-        args: dict[str, str | float] = {
-            engine_args.AGE_S: call.inherited.age_s + self._clock() - call.began_s,
-            engine_args.WORK: call.inherited.work,
-        }
-        if call.arrival.hints.group:
-            args[engine_args.GROUP] = call.arrival.hints.group
-        if (spread := self._classes.spread(call.tenant.name)) is not None:
-            args[engine_args.SPREAD] = spread
+        arrival, has_boost = call.arrival, self._has_boost
+        if not has_boost:
+            hints = arrival.hints if self._has_classes else NO_HINTS
+            arrival = replace(arrival, age_s=None, work=None, hints=hints)
+        args = call_arguments(
+            CallIdentity(
+                call_id=call.engine_key,
+                arrival=arrival,
+                is_last=call.is_last,
+                spread=self._classes.spread(call.tenant.name) if has_boost else None,
+                ended=tuple(ended) if self._has_classes else (),
+                gateway=self._gateway_id,
+            )
+        )
+        if has_boost:
+            # It has waited since it arrived.
+            args[engine_args.AGE_S] = call.inherited.age_s + self._clock() - call.began_s
         return args
 
 
-def engine_request(
-    call: GatewayCall, kind: EngineKind, args: Mapping[str, str | float]
-) -> tuple[dict[str, str], bytes]:
+def engine_request(call: GatewayCall, kind: EngineKind, args: Arguments) -> tuple[dict[str, str], bytes]:
     """Return the headers and the body of a call for an engine of a kind.
 
     Args:
@@ -164,9 +138,7 @@ def engine_headers(headers: Mapping[str, str], kind: EngineKind, program: str) -
     return picked
 
 
-def engine_body(
-    body: CallBody, kind: EngineKind, args: Mapping[str, str | float], *, tenant: str = ""
-) -> bytes:
+def engine_body(body: CallBody, kind: EngineKind, args: Arguments, *, tenant: str = "") -> bytes:
     """Return the body for an engine of a kind; `args` are for the scheduler of a vLLM engine.
 
     A salt keeps the tenant's prefix cache apart; without a tenant the client's own salt stays.
@@ -181,7 +153,7 @@ def engine_body(
     return msgspec.json.encode(fields)
 
 
-def _fan_out_id(args: Mapping[str, str | float]) -> str:
+def _fan_out_id(args: Arguments) -> str:
     """Return the id of a call whose engine makes requests of it without its arguments.
 
     It leaves out what holds for one request only: the end of the program, and the ends of others.
@@ -194,7 +166,7 @@ def _allowed_args(xargs: Mapping[str, msgspec.Raw]) -> dict[str, Any]:
     return {
         name: value
         for name, value in xargs.items()
-        if name not in PRIVILEGED_ARGS and not name.startswith(OWN_PREFIX)
+        if name not in PRIVILEGED_ARGS and not name.startswith(engine_args.PREFIX)
     }
 
 

@@ -30,8 +30,8 @@ from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request
 
 from autellix_backend.core.preemption import PreemptionCosts, Resume, ResumeKind
+from autellix_backend.reports.call_arguments import read_identity
 from autellix_backend.reports.snapshot import KvOffloadTotals
-from autellix_backend.vllm_plugin.identity import read_identity
 from autellix_backend.vllm_plugin.offload.manager import ProgramOffloadingManager
 from autellix_backend.vllm_plugin.offload.transfers import TransferReport
 from autellix_backend.vllm_plugin.offload.worker import SwapWorker

@@ -2,14 +2,24 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 from typing import Any
 
+import msgspec
+import msgspec.structs
 import pytest
 
 from autellix_backend.core.arrival import Arrival
 from autellix_backend.core.hints import Hints
 from autellix_backend.core.priority import Priority
-from autellix_backend.vllm_plugin.identity import MAX_ENDED, MAX_ID_LENGTH, CallIdentity, read_identity
+from autellix_backend.reports.call_arguments import (
+    MAX_ENDED,
+    MAX_ID_LENGTH,
+    CallIdentity,
+    call_arguments,
+    read_identity,
+)
+from autellix_wire import engine_args
 
 ANONYMOUS = Arrival("r", "r", is_identified=False)
 
@@ -46,6 +56,54 @@ def test_reads_what_the_gateway_sends() -> None:
     )
     expected = CallIdentity(call_id="c", arrival=arrival, gateway="g", spread=1.25, ended=("a", "b"))
     assert expected == read_identity("r", args, "session")
+
+
+def test_what_a_gateway_writes_is_read_alike() -> None:
+    hints = Hints(
+        class_name="agent",
+        group="g17",
+        priority=Priority.INTERACTIVE,
+        return_s=0.5,
+        expected_calls=3.0,
+        expected_tokens=70.0,
+    )
+    assert all(getattr(hints, field.name) != field.default for field in msgspec.structs.fields(Hints))
+    arrival = Arrival(
+        "r",
+        "p",
+        is_identified=False,
+        thread_id="2",
+        tenant="acme",
+        weight=2.0,
+        service_s=4.0,
+        inherited_s=1.5,
+        wait_s=2.0,
+        expected_s=3.0,
+        age_s=7.5,
+        work=1000.0,
+        hints=hints,
+    )
+    identity = CallIdentity(
+        call_id="c", arrival=arrival, is_last=True, spread=1.25, ended=("a", "b"), gateway="g"
+    )
+    assert read_identity("r", call_arguments(identity), None) == identity
+
+
+def test_what_is_unknown_is_not_written() -> None:
+    identity = CallIdentity(call_id="c", arrival=Arrival("r", "p"))
+    args = call_arguments(identity)
+    assert args == {"autellix_program": "p", "autellix_call": "c", "autellix_thread": "0"}
+    assert read_identity("r", args, None) == identity
+
+
+def test_the_arguments_of_another_release_are_ignored() -> None:
+    args = {"autellix_program": "p", "autellix_unheard_of": 9.0, "autellix": {"program": "q"}, 7: 7}
+    assert read_identity("r", args, None) == read_identity("r", {"autellix_program": "p"}, None)
+
+
+def test_hints_have_the_names_that_the_client_uses() -> None:
+    names = {engine_args.PREFIX + field.encode_name for field in msgspec.structs.fields(Hints)}
+    assert {engine_args.CLASS, engine_args.GROUP, engine_args.PRIORITY} <= names
 
 
 def test_a_session_stands_in_for_a_program() -> None:
@@ -175,3 +233,9 @@ def test_an_id_that_cannot_be_sent_counts_as_absent() -> None:
     identity = read_identity("r", args, "\ud800")
 
     assert (identity.program_id, identity.call_id, identity.arrival.tenant) == ("r", "caf\u00e9", "")
+
+
+def test_the_page_lists_every_hint() -> None:
+    page = (Path(__file__).parents[2] / "docs/reference/wire.md").read_text(encoding="utf-8")
+    names = [engine_args.PREFIX + hint.encode_name for hint in msgspec.structs.fields(Hints)]
+    assert [name for name in names if f"`{name}`" not in page] == []
