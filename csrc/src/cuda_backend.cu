@@ -21,7 +21,13 @@ namespace {
 constexpr uint64_t PIN_BYTES = UINT64_C(16) << 30;
 // A few blocks are faster than the bus; the rest of the device is for decoding.
 constexpr uint32_t MOST_KERNEL_BLOCKS = 24;
-constexpr uint32_t KERNEL_THREADS = 256;
+// Tests let a few threads have several words each.
+#ifndef AX_KERNEL_THREADS
+#define AX_KERNEL_THREADS 256
+#endif
+constexpr uint32_t KERNEL_THREADS = AX_KERNEL_THREADS;
+// What a thread has under way at once: memory answers late.
+constexpr uint32_t LOADS = 4;
 constexpr size_t LEAST_TASKS = 4096;
 // Our own flag beside the caller's: far memory that is not pinned, which the batch call may reject.
 constexpr uint32_t FAR_IS_PAGEABLE = 1u << 31;
@@ -127,14 +133,20 @@ __global__ void move_tasks(const Task *tasks, uint32_t count, char *slot) {
     const Task task = tasks[t];
     Word *near = reinterpret_cast<Word *>(task.near);
     Word *staged = reinterpret_cast<Word *>(slot + task.offset);
+    const Word *from = IS_GATHER ? near : staged;
+    Word *to = IS_GATHER ? staged : near;
     const uint32_t words = static_cast<uint32_t>(task.bytes / sizeof(Word));
-#pragma unroll 4
-    for (uint32_t i = threadIdx.x; i < words; i += blockDim.x) {
-      if (IS_GATHER)
-        staged[i] = near[i];
-      else
-        near[i] = staged[i];
+    const uint32_t last = (LOADS - 1) * blockDim.x;
+    uint32_t i = threadIdx.x;
+    // All loads of a round come before its stores, as the compiler may not move one over the other.
+    for (; i + last < words; i += LOADS * blockDim.x) {
+      Word held[LOADS];
+#pragma unroll
+      for (uint32_t k = 0; k < LOADS; ++k) held[k] = from[i + k * blockDim.x];
+#pragma unroll
+      for (uint32_t k = 0; k < LOADS; ++k) to[i + k * blockDim.x] = held[k];
     }
+    for (; i < words; i += blockDim.x) to[i] = from[i];
   }
 }
 

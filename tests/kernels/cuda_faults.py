@@ -122,6 +122,12 @@ OTHER = (
     Fault("the device is not given back", "    if (device_ != before_) taken(cudaSetDevice(before_));", ""),
     Fault("a job without pairs is staged", "!job.pairs.empty()", "true"),
     Fault("a kernel leaves out its last word", "i < words", "i + 1 < words"),
+    Fault("a kernel's round of loads goes beyond its words", "i + last < words", "i < words"),
+    Fault(
+        "a kernel loads one word for another",
+        "from[i + k * blockDim.x]",
+        "from[i + (k ^ 1) * blockDim.x]",
+    ),
     Fault("a kernel's blocks leave out tasks", "t += gridDim.x", "t += count"),
     Fault("a kernel ignores the place in the slot", "slot + task.offset", "slot"),
     Fault("words are taken to be aligned", "bits % 16 == 0", "true"),

@@ -37,6 +37,7 @@ _FLAGS = [
     "-pthread",
     "-DAX_WITH_CUDA",
     "-DAX_STAND_IN",
+    "-DAX_KERNEL_THREADS=8",
 ]
 
 

@@ -181,6 +181,7 @@ void World::access_by_host(uint64_t address, uint64_t bytes, bool is_write) {
 
 void World::access_by_kernel(uint64_t destination, uint64_t source, uint64_t bytes) {
   for (const uint64_t address : {destination, source}) {
+    if (is_register(address)) continue;
     int device = 0;
     const Place place = memory.place_of(address, bytes, &device);
     const bool is_near = place == Place::NEAR && device == kernel_->device;
@@ -195,12 +196,17 @@ void World::access_by_kernel(uint64_t destination, uint64_t source, uint64_t byt
       throw KernelStop{};
     }
   }
-  access(*kernel_, source, bytes, false, kernel_->clock);
-  access(*kernel_, destination, bytes, true, kernel_->clock);
+  if (!is_register(source)) access(*kernel_, source, bytes, false, kernel_->clock);
+  if (!is_register(destination)) access(*kernel_, destination, bytes, true, kernel_->clock);
 }
+
+// A kernel's variables lie on the stack of the thread that runs it, below the frame of `run_kernel_block`.
+bool World::is_register(uint64_t address) const { return address < frame_ && frame_ - address < 1u << 16; }
 
 void World::run_kernel_block(const Op &op, const std::function<void()> &block) {
   kernel_ = &op;
+  const char here = 0;
+  frame_ = reinterpret_cast<uint64_t>(&here);
   try {
     block();
   } catch (const KernelStop &) {

@@ -112,6 +112,9 @@ class World {
   Clock host_;
   double now_ms_ = 0;
   const Op *kernel_ = nullptr;
+  uint64_t frame_ = 0;
+
+  bool is_register(uint64_t address) const;
 };
 
 // The thread's own state, as CUDA keeps it.
