@@ -35,13 +35,13 @@ def test_a_missing_client_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("url", "problem"),
     [
-        ("redis://:se/cret@host/0", "a port or an option that is no number"),
-        ("redis://host:99999", "a port or an option that is no number"),
-        ("redis://host?no_such_option=1", "refuses.*no_such_option"),
-        ("rediss://host?ssl_cert_reqs=maybe", "refuses.*maybe"),
+        ("redis://:se/cret@host/0", "cannot be used; expected memory://, redis://HOST:PORT/NUMBER"),
+        ("redis://host:99999", "has .*a port or an option that is no number.*; expected redis://"),
+        ("redis://host?no_such_option=1", "has .*refuses.*no_such_option.*; expected redis://"),
+        ("rediss://host?ssl_cert_reqs=maybe", "has .*refuses.*maybe.*; expected redis://"),
     ],
 )
 def test_an_address_that_cannot_be_read_is_named_without_its_password(url: str, problem: str) -> None:
-    with pytest.raises(SettingsError, match=rf"store.url: has .*{problem}.*; expected redis://") as caught:
+    with pytest.raises(SettingsError, match=f"store.url: {problem}") as caught:
         made(url)
     assert "'se'" not in str(caught.value)
