@@ -33,6 +33,8 @@ def draw_picture(loads: Sequence[LoadComparison]) -> Any:
     FigureCanvasAgg(figure)
     title = f"The same agents under {' and '.join(map(named, policies))}"
     figure.suptitle(title, fontsize=12, x=0.01, ha="left")
+    note = "steps of the engine for each token of an agent; bars are medians of the rounds, dots are rounds"
+    figure.supxlabel(note, fontsize=10)
     for axis, load in zip(figure.subplots(1, len(loads), squeeze=False)[0], loads, strict=True):
         _draw_panel(axis, load)
     return figure
@@ -41,7 +43,7 @@ def draw_picture(loads: Sequence[LoadComparison]) -> Any:
 def panel_title(load: LoadComparison) -> str:
     """Return what the last policy gained or lost in the mean."""
     ratio = load.shown_ratio(load.policies[-1], METRIC, "mean") or 0.0
-    return f"With {load.name}, a token took {ratio:.2f}x as many steps"
+    return f"With {load.name},\na token took {ratio:.2f}x as many steps"
 
 
 def _draw_panel(axis: Any, load: LoadComparison) -> None:
@@ -62,9 +64,6 @@ def _draw_panel(axis: Any, load: LoadComparison) -> None:
             places.append(place)
             labels.append(policy)
     axis.set_title(panel_title(load), fontsize=12, fontweight="bold", loc="left", pad=8)
-    axis.set_xlabel(
-        "steps of the engine for each token of an agent; bars are medians of the rounds, dots are rounds"
-    )
     axis.set_xlim(0, 1.35 * axis.get_xlim()[1])
     axis.set_ylim(min(places) - 0.6, 1.1)
     axis.set_yticks(places, labels)

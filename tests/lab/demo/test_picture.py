@@ -70,8 +70,21 @@ def test_bars_show_the_figures_and_the_ratios() -> None:
         assert axis.get_xlim()[1] > max(widths)
 
 
+def test_no_text_lies_over_another_or_beyond_the_picture() -> None:
+    figure = draw_picture(both(0.5, 1.2))
+    figure.canvas.draw()
+    texts = [text for axis in figure.axes for text in (axis._left_title, *axis.texts)] + figure.texts
+    boxes = [text.get_window_extent() for text in texts if text.get_text()]
+    assert len(boxes) == 2 * 7 + 2
+    for number, box in enumerate(boxes):
+        assert min(box.x0, box.y0) >= 0
+        assert box.x1 <= figure.bbox.x1
+        assert box.y1 <= figure.bbox.y1
+        assert not any(box.overlaps(other) for other in boxes[:number])
+
+
 def test_titles_follow_the_figures() -> None:
     assert [panel_title(item) for item in both(0.5, 1.2)] == [
-        "With scarce KV memory, a token took 0.50x as many steps",
-        "With scarce slots, a token took 1.20x as many steps",
+        "With scarce KV memory,\na token took 0.50x as many steps",
+        "With scarce slots,\na token took 1.20x as many steps",
     ]

@@ -145,8 +145,19 @@ def test_a_slower_machine_is_named_and_changes_no_step() -> None:
     text = verdict(uneven, "boost")
     assert text.startswith(verdict(even, "boost"))
     assert text.endswith(
-        "With scarce slots, the machine was slower in some turns: a step took 1.29 times as long under boost "
-        "in round 2, 1.68 times as long under fcfs in round 4. Compare steps there, not seconds."
+        "With scarce slots, a step took 1.29 times as long under boost in round 2, 1.68 times as long under "
+        "fcfs in round 4. The machine was slower there: compare steps, not seconds."
+    )
+
+
+@pytest.mark.parametrize(("slower", "favoured"), [((1.4, 1.5), "boost"), ((0.7, 0.8), "fcfs")])
+def test_steps_that_differ_in_every_round_are_not_put_down_to_other_work(
+    slower: tuple[float, ...], favoured: str
+) -> None:
+    text = verdict([item.load for item in played(0.9, 0.9, memory=(0.5,), slower=slower)], "boost")
+    assert text.endswith(
+        "That is so in every round: this machine prefills faster than the clock takes it to, "
+        f"and steps favour {favoured}. Compare seconds there, too."
     )
 
 
