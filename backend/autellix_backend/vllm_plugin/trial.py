@@ -30,7 +30,7 @@ BLOCK_TOKENS = 16
 BLOCKS, SLOTS, STEP_TOKENS = 8, 2, 48
 STEP_S = 0.01
 MOST_STEPS = 400
-"""More than twice the steps that the trial takes."""
+"""About ten times the steps that the trial takes."""
 _CALLS = (("a", 40, 24), ("b", 40, 20), ("c", 30, 6), ("d", 20, 30), ("e", 50, 8), ("f", 18, 3))
 """Program, prompt and answer (tokens) of each call; one arrives in every third step."""
 _ABORTED = "d"
