@@ -24,7 +24,7 @@ VARIABLES = {
 def running_cluster() -> Iterator[Any]:
     """Yield a cluster, whose `address` is that of its head; skip where Ray is not installed."""
     if importlib.util.find_spec("ray") is None:
-        pytest.skip("Ray is not installed: `pip install 'autellix[ray]'`")
+        pytest.skip("Ray is not installed: `.venv/bin/uv pip install -e './backend[ray]'`")
     with pytest.MonkeyPatch.context() as patch:
         for name, value in VARIABLES.items():
             patch.setenv(name, value)

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from autellix_backend.install import pip_install
+
 ROOT = Path(__file__).parents[1]
 CLIENT_LIMIT_KIB = 300
 CLIENT_PACKAGES = {"autellix", "autellix_wire", "autellix_langchain", "autellix_autogen"}
@@ -109,7 +111,7 @@ def test_the_client_is_one_small_pure_package_alone(wheels: dict[str, Path], tmp
     )
     # The command line is the server's.
     refused = environment.run("python", "-m", "autellix", "serve", code=2)
-    assert "pip install 'autellix[backend]'" in refused.stderr
+    assert pip_install("gateway") in refused.stderr
 
 
 def test_no_build_of_the_client_runs_a_compiler(tmp_path: Path) -> None:

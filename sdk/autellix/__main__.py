@@ -14,7 +14,8 @@ def main() -> int:
         if error.name != "autellix_backend":
             raise
         sys.stderr.write(
-            "autellix: the command line comes with the server: `pip install 'autellix[backend]'`\n"
+            "autellix: the command line comes with the server: `pip install 'autellix-backend[gateway] @ "
+            "git+https://github.com/autellix/autellix#subdirectory=backend' git+https://github.com/autellix/autellix`\n"
         )
         return 2
     code: int = command_line.main()

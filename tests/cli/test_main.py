@@ -18,6 +18,7 @@ from autellix_backend.cli.commands import COMMANDS
 from autellix_backend.core.balance import BALANCER_NAMES
 from autellix_backend.core.names import LIVE_POLICY_NAMES
 from autellix_backend.engines.base import EngineStartError
+from autellix_backend.install import pip_install
 from autellix_backend.settings import Settings
 from autellix_lab.demo.model_folder import MARKER
 
@@ -202,11 +203,11 @@ def test_help_needs_the_standard_library_only() -> None:
     help_page = run("--help")
     assert (help_page.returncode, help_page.stderr) == (0, "")
     assert "list the programs of a gateway" in help_page.stdout
-    for name, extra in (("serve", "vllm"), ("keys", "backend"), ("sim", "lab")):
+    for name, extra in (("serve", "vllm"), ("keys", "gateway"), ("sim", "lab")):
         failed = run(name)
         assert failed.returncode == 2
         assert "which is not installed; expected `pip install" in failed.stderr
-        assert f"'autellix[{extra}]'" in failed.stderr
+        assert pip_install(extra) in failed.stderr
         assert "Traceback" not in failed.stderr
 
 
@@ -225,7 +226,7 @@ def test_demo_model_prints_its_folder(
 @pytest.mark.parametrize(
     ("command", "hint"),
     [
-        ("status", "did you mean `autellix ps`?"),
+        ("list", "did you mean `autellix ps`?"),
         ("engine", "did you mean `autellix engines`?"),
         ("quite-another", "the commands are serve, config, "),
     ],

@@ -255,6 +255,70 @@ def test_why_takes_a_name_the_beginning_of_an_id_or_the_last_program(
     at_work(use)
 
 
+def test_why_alone_and_status_name_the_program_that_waits_longest(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def use(url: str) -> None:
+        monkeypatch.setenv("AUTELLIX_BASE_URL", url)
+        assert main(["why"]) == 0
+        assert capsys.readouterr().out.startswith("Program slow (react) is waiting for a slot.\n")
+        assert main(["status"]) == 0
+        line = capsys.readouterr().out
+        assert line.startswith(
+            "2 programs: 1 waiting for a slot, 1 in the engine. Waiting longest: slow (react), for "
+        )
+        assert main(["status", "--json"]) == 0
+        answer = json.loads(capsys.readouterr().out)
+        assert (answer["states"], answer["longest_wait"]["program_id"]) == (
+            {"waiting_for_slot": 1, "in_engine": 1},
+            "slow",
+        )
+
+    at_work(use)
+
+
+def test_status_and_why_say_that_nothing_waits(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    waiting = {"name": None, "flags": [], "state": "waiting_for_memory"}
+    rows: list[dict[str, Any]] = []
+    monkeypatch.setattr(RemoteGateway, "get", lambda self, path: {"programs": rows, "next": None})
+    assert main(["status"]) == 0
+    assert main(["why"]) == 1
+    rows.append({"program_id": "p", "name": None, "flags": [], "state": "between_calls", "state_s": 90.0})
+    assert main(["status"]) == 0
+    said = capsys.readouterr()
+    assert said.out == "No programs.\n1 program: 1 between calls. No program waits.\n"
+    assert said.err == (
+        "autellix: error: no program waits; expected PROGRAM, or --last for the one that began last\n"
+    )
+    rows.extend({**waiting, "program_id": f"p-{wait_s}", "state_s": wait_s} for wait_s in (3.0, 61.0, 5.0))
+    assert main(["status"]) == 0
+    assert "Waiting longest: p-61.0, for " in capsys.readouterr().out
+
+
+def test_a_reader_that_goes_ends_a_command_quietly() -> None:
+    """As `head` does, which has closed the pipe before the last line comes."""
+    code = (
+        "import sys; from autellix_backend.cli import main as cli;"
+        "from autellix_backend.cli.remote import RemoteGateway;"
+        "RemoteGateway.get = lambda self, path: {'programs': [], 'next': None};"
+        "sys.stdin.read(); sys.exit(cli.main(['ps', '--json']))"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    process.stdout.close()
+    process.stdout = None
+    _, error = process.communicate(timeout=PATIENCE_S)
+    assert (process.returncode, error) == (141, "")
+
+
 def test_why_counts_further_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
     rows: list[dict[str, Any]] = [
         {"program_id": f"p-{age}", "name": None, "flags": [], "state_text": "in the engine", "age_s": age}
@@ -369,6 +433,7 @@ def test_commands_for_a_gateway_run_where_nothing_is_installed() -> None:
 
     def use(url: str) -> None:
         assert re.search(r"slow +react +waiting for a slot", said("ps", "--wide", "--url", url))
+        assert said("status", "--url", url).startswith("2 programs: ")
         assert said("why", "slow", "--url", url).startswith("Program slow (react) is waiting for a slot.")
         assert said("engines", "--url", url).splitlines()[1].split()[:2] == ["fake-0", "up"]
         assert "Ctrl-C quits" in said("top", "--once", "--url", url)
@@ -376,7 +441,9 @@ def test_commands_for_a_gateway_run_where_nothing_is_installed() -> None:
     at_work(use)
 
 
-@pytest.mark.parametrize("command", [["ps"], ["why", "p"], ["why", "--last"], ["top", "--once"]])
+@pytest.mark.parametrize(
+    "command", [["ps"], ["status"], ["why"], ["why", "p"], ["why", "--last"], ["top", "--once"]]
+)
 def test_a_gateway_without_a_console_is_named_as_the_reason(
     command: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

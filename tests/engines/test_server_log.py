@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from autellix_backend.engines.base import StateFolderError
 from autellix_backend.engines.server_log import ServerLog
 
 
@@ -16,6 +19,13 @@ def test_the_log_of_the_server_before_is_kept(tmp_path: Path) -> None:
 
     assert not path.exists()
     assert path.with_suffix(".previous.log").read_text(encoding="utf-8") == "first"
+
+
+def test_a_folder_that_cannot_be_written_is_named_with_the_remedy() -> None:
+    with pytest.raises(
+        StateFolderError, match=r"^engine.state_dir: /proc/logs cannot .* AUTELLIX_CACHE_DIR$"
+    ):
+        ServerLog(Path("/proc/logs/replica-0.log")).rotate()
 
 
 def test_a_log_that_is_not_there_tells_nothing(tmp_path: Path) -> None:

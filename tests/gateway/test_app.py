@@ -166,6 +166,18 @@ async def test_every_response_is_marked(serve: Any, path: str) -> None:
         assert response.headers.getall("X-Autellix-Version") == [metadata.version("autellix")]
 
 
+async def test_a_base_url_without_its_last_part_is_named(serve: Any) -> None:
+    """The client's own address of the gateway needs no /v1, and an OpenAI library's does."""
+    body = {"model": "m", "messages": []}
+    async with serve() as rig:
+        for path, is_known in (("/chat/completions", True), ("/responses", True), ("/nowhere", False)):
+            async with rig.client.post(rig.url + path, json=body) as response:
+                message = (await response.json())["error"]["message"]
+                assert response.status == 404
+                known = f"; expected /v1{path}: a client's base URL ends in /v1"
+                assert message == f"POST {path}: Not Found{known * is_known}"
+
+
 async def test_a_crash_on_a_control_endpoint_is_marked(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def crash(_: GatewayMetrics) -> bytes:
         raise RuntimeError

@@ -32,10 +32,15 @@ COMMANDS = {
     "ps": Command(
         "autellix_backend.cli.ps", "list the programs of a gateway", "autellix ps --all --limit 20"
     ),
+    "status": Command(
+        "autellix_backend.cli.status",
+        "say in a line what the programs of a gateway do, and which one waits longest",
+        "autellix status",
+    ),
     "why": Command(
         "autellix_backend.cli.why",
         "explain why a program waits, or where the time of one that ended went",
-        "autellix why --last",
+        "autellix why",
     ),
     "top": Command("autellix_backend.cli.top", "watch engines and programs", "autellix top --period 2"),
     "engines": Command(

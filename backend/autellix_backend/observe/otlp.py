@@ -6,6 +6,7 @@ import importlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
+from autellix_backend.install import pip_install
 from autellix_backend.settings import SettingsError
 
 if TYPE_CHECKING:
@@ -58,9 +59,7 @@ def check_installed(endpoint: str | None, environment: Mapping[str, str]) -> Non
         for module, _ in _EXPORTERS.values():
             importlib.import_module(module)
     except ModuleNotFoundError as error:
-        raise SettingsError(
-            "observe.otlp_endpoint", f"needs {error.name}", "`pip install 'autellix[otel]'`"
-        ) from error
+        raise SettingsError("observe.otlp_endpoint", f"needs {error.name}", pip_install("otel")) from error
 
 
 def make_exporter(signal: Signal, endpoint: str | None, environment: Mapping[str, str]) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from autellix_backend.core.policies import make_policy
+from autellix_backend.install import pip_install
 from autellix_backend.settings import Settings, SettingsError
 from autellix_backend.stores.base import ProgramStore
 from autellix_backend.stores.memory import MemoryStore
@@ -44,7 +45,7 @@ def make_store(
         from autellix_backend.stores.redis_scripts import RedisScripts
     except ModuleNotFoundError as error:
         raise SettingsError(
-            "store.url", f"needs a package that is missing ({error.name})", "pip install 'autellix[redis]'"
+            "store.url", f"needs a package that is missing ({error.name})", pip_install("redis")
         ) from error
     try:
         scripts = RedisScripts(store.url, key_prefix=store.key_prefix, timeout_s=store.timeout_ms / 1000)

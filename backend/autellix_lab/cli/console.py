@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from autellix_backend.install import pip_install
 from autellix_lab.cli.arguments import InputError
 
 WIDTH = 150
@@ -55,4 +56,4 @@ def lab_extra(purpose: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        raise InputError(f"{purpose} needs {error.name}; expected `pip install 'autellix[lab]'`") from error
+        raise InputError(f"{purpose} needs {error.name}; expected {pip_install('lab')}") from error

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from autellix_backend.engines.base import EngineError
+from autellix_backend.engines.base import EngineError, StateFolderError
 
 MARKER = "autellix-model.json"
 """The file that names the model of a folder and holds the checksums of its other files."""
@@ -33,13 +33,17 @@ def build_once(directory: Path, identity: Mapping[str, Any], write: Callable[[Pa
 
     Raises:
         ModelFolderError: if the folder holds anything else, or if a file is damaged.
+        StateFolderError: if it cannot be made.
     """
     if _is_built(directory, identity):
         return directory
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise _occupied(directory, identity)
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    staging = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
+    try:
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        staging = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
+    except OSError as error:
+        raise StateFolderError(directory.parent, error) from error
     try:
         write(staging)
         _seal(staging, identity)

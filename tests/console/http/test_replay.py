@@ -12,6 +12,7 @@ from tests.gateway.snapshots import snapshot
 
 from autellix_backend.console.http import replay
 from autellix_backend.gateway.tenancy.tenants import key_line
+from autellix_backend.install import pip_install
 
 REPLAY = "/autellix/v1/replay"
 
@@ -104,7 +105,7 @@ async def test_where_the_laboratory_is_not_installed_it_says_what_to_type(
         status, answer = await post(rig)
 
     assert status == 409
-    assert "pip install 'autellix[lab]'" in answer["error"]["message"]
+    assert pip_install("lab") in answer["error"]["message"]
 
 
 async def test_only_operators_replay(serve: Any, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from autellix_backend.engines.base import StateFolderError
 from autellix_lab.demo.model_folder import MARKER, ModelFolderError, build_once
 
 IDENTITY = {"model": "a-model", "version": 1}
@@ -37,6 +38,14 @@ def test_a_write_that_fails_leaves_nothing(tmp_path: Path) -> None:
         build_once(tmp_path / "model", IDENTITY, fail)
     assert list(tmp_path.iterdir()) == []
     build_once(tmp_path / "model", IDENTITY, write)
+
+
+def test_a_folder_that_cannot_be_made_is_named_with_the_remedy() -> None:
+    """As in a container whose home is no folder of the user's."""
+    with pytest.raises(
+        StateFolderError, match=r"/proc/nobody cannot be written \(.+\); .* AUTELLIX_CACHE_DIR"
+    ):
+        build_once(Path("/proc/nobody/model"), IDENTITY, write_again)
 
 
 def test_another_process_may_write_it_meanwhile(tmp_path: Path) -> None:

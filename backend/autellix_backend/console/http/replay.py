@@ -21,6 +21,7 @@ from autellix_backend.gateway.http.bodies import JSON_TYPE
 from autellix_backend.gateway.http.engines import list_engines
 from autellix_backend.gateway.http.parameters import Parts, Viewer, operator_only
 from autellix_backend.gateway.http.refusals import refusals
+from autellix_backend.install import pip_install
 from autellix_backend.settings import settings_to_mapping
 from autellix_wire.paths import API_PREFIX
 
@@ -43,7 +44,7 @@ async def replay_recent(
 ) -> Response:
     """Simulate the programs that ended in the last minutes under other policies; one at a time."""
     if importlib.util.find_spec(SIMULATOR.partition(".")[0]) is None:
-        raise ConflictError("the simulator is not installed here; run: pip install 'autellix[lab]'")
+        raise ConflictError(f"the simulator is not installed here; run {pip_install('lab')}")
     if console.replaying.locked():
         raise ConflictError("another replay is running; try again when it has ended")
     async with console.replaying:

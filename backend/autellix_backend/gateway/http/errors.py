@@ -12,11 +12,13 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Match
 
 from autellix_backend.gateway.errors import GatewayError, InvalidRequestError, error_shape
 from autellix_backend.gateway.requests import ClientGoneError
 from autellix_wire.headers import VERSION
 
+OPENAI_PREFIX = "/v1"
 VERSION_HEADER = (VERSION.lower().encode(), importlib.metadata.version("autellix").encode())
 """On each response: clients annotate their calls to hosts that send it."""
 
@@ -50,10 +52,20 @@ async def _on_gateway_error(request: Request, error: Exception) -> Response:
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    found = GatewayError(f"{request.method} {request.url.path}: {error.detail}", headers=error.headers)
+    detail = f"{request.method} {request.url.path}: {error.detail}"
+    if error.status_code == HTTPStatus.NOT_FOUND and _is_served(
+        request, f"{OPENAI_PREFIX}{request.url.path}"
+    ):
+        detail += f"; expected {OPENAI_PREFIX}{request.url.path}: a client's base URL ends in {OPENAI_PREFIX}"
+    found = GatewayError(detail, headers=error.headers)
     found.status = HTTPStatus(error.status_code)
     found.code = found.status.phrase.lower().replace(" ", "_")
     return error_response(found, request.url.path)
+
+
+def _is_served(request: Request, path: str) -> bool:
+    scope = {**request.scope, "path": path, "raw_path": path.encode()}
+    return any(route.matches(scope)[0] is Match.FULL for route in request.app.routes)
 
 
 async def _on_validation_error(request: Request, error: Exception) -> Response:
