@@ -211,7 +211,7 @@ def _unknown(name: str, source: str) -> SettingsError:
     section, _, key = name.partition(".")
     known = list(fields_of(section))
     hint = _nearest(key, known, prefix=f"{section}.")
-    expected = f"one of {', '.join(known)} (docs/reference/upgrade.md has those of earlier versions)"
+    expected = f"one of {', '.join(known)}"
     return SettingsError(name, f"is unknown{hint}", expected, source)
 
 
