@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from tests.gateway.conftest import HELLO
 
-from autellix_backend.core.statistics import PRIOR_SPREAD
 from autellix_backend.gateway.classes import LEAST_PROGRAMS, ProgramClasses, class_id
 from autellix_backend.stores.base import CallStart, ProgramEnd
 
@@ -20,11 +19,10 @@ def begin(
     *,
     offers_tools: bool = True,
     name: str | None = None,
-    is_identified: bool = True,
 ) -> str:
     known = None if kind is None else class_id(tenant, kind)
     start = CallStart(key=program, call_id="c", program_id=program, class_id=known, name=name)
-    return classes.on_call_begun(start, offers_tools=offers_tools, is_identified=is_identified)
+    return classes.on_call_begun(start, offers_tools=offers_tools)
 
 
 def test_the_spread_is_that_of_a_tenants_ended_programs() -> None:
@@ -38,21 +36,6 @@ def test_the_spread_is_that_of_a_tenants_ended_programs() -> None:
     red, blue = classes.spread("red"), classes.spread("blue")
     assert red is not None and blue is not None
     assert red > 1.0 > blue
-
-
-def test_single_calls_that_nothing_identifies_have_no_size() -> None:
-    classes = ProgramClasses()
-    for number in range(LEAST_PROGRAMS):
-        begin(classes, "call", is_identified=False)
-        begin(classes, "agent", is_identified=number % 2 == 0)
-        # It is identified once it continues an answer.
-        begin(classes, "agent")
-        classes.on_program_ended(ProgramEnd(program_id="call", work=10_000.0 + number))
-        assert classes.spread("") is None
-        classes.on_program_ended(ProgramEnd(program_id="agent", work=5.0))
-    spread = classes.spread("")
-    assert spread is not None and spread < PRIOR_SPREAD
-    assert (len(classes), classes._unidentified) == (0, set())
 
 
 async def test_a_call_without_identity_leaves_the_spread_as_it_is(serve: Any) -> None:

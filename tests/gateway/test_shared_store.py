@@ -106,7 +106,10 @@ def test_a_program_goes_through_both_and_outlives_the_loss_of_the_table(
 
 
 def test_new_gateways_tell_a_new_engine_how_sizes_spread(redis_program: str, tmp_path: Path) -> None:
-    """So the boost is as strong as before, although nobody remembers but Redis."""
+    """So the boost is as strong as before, although nobody remembers but Redis.
+
+    What nothing identifies has no size at either gateway, whichever had its call.
+    """
     server = RedisServer(redis_program, tmp_path)
 
     def told(engine: FakeEngine) -> list[object]:
@@ -121,6 +124,9 @@ def test_new_gateways_tell_a_new_engine_how_sizes_spread(redis_program: str, tmp
                 content = "word " * (1 + 99 * (number % 3))
                 body = {"model": "m", "messages": [{"role": "user", "content": content}]}
                 async with client.post(urls[number % 2] + CHAT, json=body, headers=headers) as response:
+                    assert response.status == 200
+                single = {"model": "m", "messages": [{"role": "user", "content": f"{number} " * 3**number}]}
+                async with client.post(urls[0] + CHAT, json=single) as response:
                     assert response.status == 200
             assert told(before)[0] is None
 

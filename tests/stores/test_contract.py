@@ -207,6 +207,25 @@ async def test_an_end_carries_the_first_calls_class_and_the_work(table: Table) -
     assert ends == [ProgramEnd(program_id="p", class_id="/chat", work=154.0)]
 
 
+async def test_what_nothing_identified_ends_without_work(table: Table) -> None:
+    """The latest call decides: a single one is identified once another one continues its answer."""
+    store = await table.open()
+    ends: list[ProgramEnd] = []
+    store.subscribe(ends.append)
+    for name, calls in (("single", (False,)), ("agent", (False, True)), ("loose", (True, False))):
+        for number, is_identified in enumerate(calls):
+            key = f"{name}-{number}"
+            await store.begin(start(key, name, class_id="/chat", is_identified=is_identified), 0.0)
+            await store.settle(end(key, 1.0, program=name, output_tokens=1), 1.0)
+        await store.end_program(name, 2.0)
+    assert ends == [
+        ProgramEnd(program_id="single", class_id="/chat"),
+        ProgramEnd(program_id="agent", class_id="/chat", work=64.0),
+        ProgramEnd(program_id="loose", class_id="/chat"),
+    ]
+    check(store)
+
+
 async def test_known_parents_decide_where_a_call_starts(table: Table) -> None:
     store = await table.open("atlas-dag")
     await store.begin(start("long"), 0.0)

@@ -56,6 +56,7 @@ STARTS = st.builds(
     flags=FLAGS.map(tuple),
     interceptions=st.lists(st.tuples(st.sampled_from(["search"]), SECONDS), max_size=2).map(tuple),
     adopts=st.none() | st.builds(Adoption, NAMES, KEYS),
+    is_identified=st.booleans(),
 )
 ENDS = st.builds(
     CallEnd,

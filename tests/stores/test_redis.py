@@ -171,6 +171,18 @@ async def test_a_new_gateway_reads_the_latest_ends(shared: Table, monkeypatch: p
     assert await other.recent_ends() == heard[:-1]
 
 
+async def test_what_nothing_identified_ends_without_work_at_every_gateway(shared: Table) -> None:
+    """Also at one that starts later."""
+    one, other = await shared.open(), await shared.open()
+    heard: list[ProgramEnd] = []
+    other.subscribe(heard.append)
+    await one.begin(start("k", "single", class_id="/chat", is_identified=False), 0.0)
+    await one.settle(end("k", 1.0, program="single", output_tokens=1, is_final=True), 1.0)
+    await other.reap(2.0)
+    assert heard == [ProgramEnd(program_id="single", class_id="/chat")]
+    assert await (await shared.open()).recent_ends() == heard
+
+
 async def test_gateways_of_0_2_on_the_table_read_ends_as_we_do(
     shared: Table, redis_server: RedisServer
 ) -> None:

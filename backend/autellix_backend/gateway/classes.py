@@ -24,8 +24,6 @@ class ProgramClasses:
         """The class ids of live programs."""
         self._provisional: set[str] = set()
         """Live programs whose class a call with tools would decide."""
-        self._unidentified: set[str] = set()
-        """Live programs that nothing has identified: single calls, as far as is known."""
         self._sizes: defaultdict[str, SizeSpread] = defaultdict(SizeSpread)
         """Sizes by tenant: tenants do not inform each other."""
 
@@ -40,13 +38,9 @@ class ProgramClasses:
         """
         return program_id not in self._classes or (offers_tools and program_id in self._provisional)
 
-    def on_call_begun(self, start: CallStart, *, offers_tools: bool, is_identified: bool = True) -> str:
+    def on_call_begun(self, start: CallStart, *, offers_tools: bool) -> str:
         """Follow a program, with the class that its call states if that decides it; return the class's id."""
         program_id = start.program_id
-        if is_identified:
-            self._unidentified.discard(program_id)
-        else:
-            self._unidentified.add(program_id)
         if start.class_id is not None and self.is_open(program_id, offers_tools=offers_tools):
             self._classes[program_id] = start.class_id
             self._provisional.discard(program_id)
@@ -55,15 +49,10 @@ class ProgramClasses:
         return self._classes.get(program_id, "")
 
     def on_program_ended(self, end: ProgramEnd) -> None:
-        """Add the size of an ended program to its tenant's; one without a class or work has no size.
-
-        Neither has one that nothing identified, if this gateway had a call of it.
-        """
+        """Add the size of an ended program to its tenant's; one without a class or work has no size."""
         self._provisional.discard(end.program_id)
         found = self._classes.pop(end.program_id, end.class_id)
-        if end.program_id in self._unidentified:
-            self._unidentified.remove(end.program_id)
-        elif found is not None:
+        if found is not None:
             self._sizes[tenant_of(found)].add(end.work)
 
     def spread(self, tenant: str) -> float | None:

@@ -59,6 +59,8 @@ class CallStart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The owner of its program, where identity is strict; the first call with an owner decides."""
     adopts: Adoption | None = None
     """The call before it, if that is to leave another program for this one."""
+    is_identified: bool = True
+    """Whether anything identifies its program, by its latest call; else it has no size."""
 
 
 class Inherited(msgspec.Struct, frozen=True, kw_only=True):
@@ -211,7 +213,7 @@ class ProgramEnd:
     program_id: str
     class_id: str | None = None
     work: float = 0.0
-    """The work of its finished calls; 0 if unknown."""
+    """The work of its finished calls; 0 if unknown, as where nothing identified the program."""
 
 
 def tenant_of(class_id: str | None) -> str:

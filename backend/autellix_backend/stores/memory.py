@@ -54,6 +54,8 @@ class _Entry:
     """The number of its arrival."""
     running: dict[str, StoredCall] = field(default_factory=dict)
     history: deque[StoredCall] = field(default_factory=lambda: deque(maxlen=HISTORY_CALLS))
+    is_identified: bool = True
+    """Whether its latest call was."""
     whole: Hints = NO_HINTS
     """The client's last hints of a size, converted to the program as a whole."""
 
@@ -112,6 +114,7 @@ class MemoryStore(EndFeed):
         self._active_calls += 1
         self._active_programs += not entry.running
         entry.running[call.key] = StoredCall(start=call, start_s=now)
+        entry.is_identified = call.is_identified
         self._note_start(entry.view, call)
         parent_ends_s = self._table.parent_ends_s(call.program_id, call.parents)
         return Inherited(
@@ -397,12 +400,14 @@ class MemoryStore(EndFeed):
     def _drop_if_gone(self, program_id: str) -> None:
         if program_id in self._table:
             return
-        view = self._entries.pop(program_id).view
+        entry = self._entries.pop(program_id)
+        view = entry.view
         if self._policy.sizes_programs and view.finished_calls and view.name:
             self._estimator.observe_program(tenant_of(view.class_id), view.name, view.total_service_s)
         for session_id in view.session_ids:
             self._remove_from_session(program_id, session_id)
-        self.publish(ProgramEnd(program_id=program_id, class_id=view.class_id, work=view.work))
+        work = view.work if entry.is_identified else 0.0
+        self.publish(ProgramEnd(program_id=program_id, class_id=view.class_id, work=work))
 
 
 def _view(program: Program, entry: _Entry, calls: tuple[StoredCall, ...] = ()) -> ProgramView:

@@ -166,6 +166,7 @@ class RedisStore:
             "intercepted_s": tools and sum(seconds for _, seconds in tools),
             "hint": to_text(call.hints) if call.hints.has_size and self._policy.sizes_programs else None,
             "parents": call.parents if self._policy.reads_parents else None,
+            "is_identified": call.is_identified,
             "adopts": call.adopts and encode_adoption(call.adopts, call.program_id, self._rule),
         }
         answer = await self._scripts.run("begin", self._gateway, encode_argument(start))

@@ -196,6 +196,7 @@ class GatewayCall(QueuedCall):
             owner=identity.owner,
             class_id=class_id,
             adopts=identity.adopts,
+            is_identified=identity.is_identified,
         )
 
     def leave_bounds(self) -> None:

@@ -136,10 +136,9 @@ class CallRegistry:
             raise
         if self._limiter is not None:
             self._limiter.on_begun(start.program_id, inherited.tokens)
-        class_name = self._classes.on_call_begun(
-            start, offers_tools=call.body.offers_tools, is_identified=call.identity.is_identified
+        call.begin(
+            start, inherited, now, self._classes.on_call_begun(start, offers_tools=call.body.offers_tools)
         )
-        call.begin(start, inherited, now, class_name)
         call.level = bisect_right(self._bounds, call.entry_service_s) + 1
         self._open[start.key] = call
         self._is_idle.clear()

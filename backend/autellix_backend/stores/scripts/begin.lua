@@ -1,7 +1,7 @@
 -- Starts a call. Returns 0 if its key is running already, 1 if its program has another owner, else the values that
 -- it inherits from its program, the ends of its parents, and whether the program that it adopts from is empty then.
 -- ARGV: gateway, JSON {program, key, now, start, session?, name?, group?, owner?, class_id?, flags, most_flags,
--- intercepted_s, interceptions?, hint?, parents?, adopts?}
+-- intercepted_s, interceptions?, hint?, parents?, is_identified, adopts?}
 local MOST_SEARCHED = 128
 
 local function replaced(whole, old, new)
@@ -99,6 +99,11 @@ if start.group then
   call('HSETNX', p, 'group', start.group)
 end
 set_class(p, start)
+if start.is_identified then
+  call('HDEL', p, 'unidentified')
+else
+  call('HSET', p, 'unidentified', '1')
+end
 if #start.flags > 0 then
   add_flags(p, start.flags, start.most_flags)
 end

@@ -166,9 +166,14 @@ end
 local END_FIELDS = {'name', 'total_service_s', 'finished_calls', 'class_id', 'first_prompt_tokens', 'prompt_tokens',
   'cached_tokens', 'output_tokens'}
 
--- Remove a program; return its end's entry in the stream and the values in it.
+-- Remove a program; return its end's entry in the stream and the values in it. One that nothing identified has no
+-- size, and so no tokens.
 local function drop(program)
-  local known = call('HMGET', key('p', program), unpack(END_FIELDS))
+  local p = key('p', program)
+  if call('HEXISTS', p, 'unidentified') == 1 then
+    call('HDEL', p, 'prompt_tokens', 'cached_tokens', 'output_tokens')
+  end
+  local known = call('HMGET', p, unpack(END_FIELDS))
   for _, session in ipairs(call('ZRANGE', key('ps', program), 0, -1)) do
     call('ZREM', key('sp', session), program)
   end
