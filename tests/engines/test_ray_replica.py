@@ -39,7 +39,7 @@ def test_an_invalid_address_is_refused_before_anything_starts() -> None:
 def test_without_ray_the_error_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     replica = RayReplica(Settings(ray=RaySettings(address="auto")), asyncio.Lock(), name="replica-0")
-    with pytest.raises(EngineError, match=r"pip install 'autellix\[ray\]'"):
+    with pytest.raises(EngineError, match=r"pip install 'autellix-backend\[ray\] @ "):
         asyncio.run(replica.start())
 
 

@@ -43,6 +43,6 @@ def test_without_the_extra_the_setting_is_an_error_that_names_it(
 ) -> None:
     monkeypatch.setitem(sys.modules, f"opentelemetry.exporter.otlp.proto.http.{kind}_exporter", None)
 
-    with pytest.raises(SettingsError, match=r"otlp_endpoint: needs opentelemetry.*autellix\[otel\]"):
+    with pytest.raises(SettingsError, match=r"otlp_endpoint: needs opentelemetry.*autellix-backend\[otel\]"):
         check_installed("http://a:1", {})
     check_installed(None, {})

@@ -28,7 +28,7 @@ def test_a_missing_client_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("redis", "redis_scripts", "fallback"):
         monkeypatch.delitem(sys.modules, f"autellix_backend.stores.{name}", raising=False)
     monkeypatch.setitem(sys.modules, "redis.asyncio", None)
-    with pytest.raises(SettingsError, match=r"store.url.*pip install 'autellix\[redis\]'"):
+    with pytest.raises(SettingsError, match=r"store.url.*pip install 'autellix-backend\[redis\] @ "):
         made("redis://localhost/0")
 
 
