@@ -49,9 +49,9 @@ from autellix_backend.core.machine import Machine
 from autellix_backend.gateway.calls.body import parse_body
 from autellix_backend.gateway.calls.call import GatewayCall
 from autellix_backend.gateway.calls.dialects import CHAT_COMPLETIONS
-from autellix_backend.gateway.identity.identity import read_identity
 from autellix_backend.gateway.tenancy.tenants import Tenant
 from autellix_backend.gateway.wiring import Gateway
+from autellix_backend.identity.identity import read_identity
 from autellix_backend.observe.settled_call import Outcome, Usage
 from autellix_backend.reports.snapshot import EngineSnapshot, admission_of, demand_of, snapshot_of
 from autellix_backend.settings import Settings

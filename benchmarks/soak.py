@@ -40,7 +40,7 @@ from autellix_backend.assembly import create_app
 from autellix_backend.cli.server import BACKLOG, GatewayServer, connection_limit
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.policies import make_policy
-from autellix_backend.gateway.identity.running_sessions import SESSION_TTL_S
+from autellix_backend.gateway.sessions.running_sessions import SESSION_TTL_S
 from autellix_backend.settings import GatewaySettings, Settings
 from autellix_backend.stores.base import CallEnd, CallStart, Inherited
 from autellix_backend.stores.memory import MemoryStore

@@ -16,7 +16,7 @@ import pytest
 import yaml
 from tests.deploy.chart import DEPLOY, NAMESPACE, render, the
 
-from autellix_backend.gateway.identity.aliases import ALIASES
+from autellix_backend.identity.aliases import ALIASES
 from autellix_wire.paths import PROGRAMS_PATH, SESSIONS_PATH
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"

@@ -21,7 +21,7 @@ from tests.waiting import until
 from autellix_backend.assembly import create_app
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.policies import make_policy
-from autellix_backend.gateway.identity.running_sessions import SESSION_TTL_S
+from autellix_backend.gateway.sessions.running_sessions import SESSION_TTL_S
 from autellix_backend.gateway.tenancy.limiter import Limiter
 from autellix_backend.gateway.tenancy.tenants import key_line
 from autellix_backend.reports.snapshot import EngineSnapshot

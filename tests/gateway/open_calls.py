@@ -9,8 +9,8 @@ from autellix_backend.gateway.calls.body import parse_body
 from autellix_backend.gateway.calls.call import GatewayCall
 from autellix_backend.gateway.calls.dialects import CHAT_COMPLETIONS
 from autellix_backend.gateway.engines.handle import EngineHandle
-from autellix_backend.gateway.identity.identity import read_identity
 from autellix_backend.gateway.tenancy.tenants import Tenant
+from autellix_backend.identity.identity import read_identity
 from autellix_backend.stores.base import Inherited
 
 

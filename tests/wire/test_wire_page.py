@@ -8,7 +8,7 @@ from pathlib import Path
 from autellix_backend.engines.base import EngineKind
 from autellix_backend.gateway.calls.outbound import IDENTITY_FIELDS, PRIVILEGED_FIELDS
 from autellix_backend.gateway.engines.upstream import FORWARDED_HEADERS
-from autellix_backend.gateway.identity.aliases import ALIASES, PROGRAM_SOURCES, AliasField
+from autellix_backend.identity.aliases import ALIASES, PROGRAM_SOURCES, AliasField
 from autellix_wire import headers
 
 PAGE = (Path(__file__).parents[2] / "docs/reference/wire.md").read_text(encoding="utf-8")

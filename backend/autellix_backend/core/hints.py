@@ -1,7 +1,7 @@
 """The hints of a client: what it says about the urgency, the size, the group and the return of its program.
 
 One record from the request to the engine's machine. A new hint is a field here, a row of the gateway's table
-(`gateway.identity.hints`), and whatever reads it.
+(`identity.hints`), and whatever reads it.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ from autellix_backend.gateway.errors import (
     InvalidRequestError,
     RequestTimeoutError,
 )
-from autellix_backend.gateway.raw_json import MAX_MARKS, ValueMarks, count_marks
 from autellix_backend.gateway.tenancy.intake import LONG_BODY_BYTES, BodyHold
+from autellix_backend.raw_json import MAX_MARKS, ValueMarks, count_marks
 
 MAX_LENGTH_DIGITS = 18
 """Digits of a Content-Length that are read: the parser refuses longer numbers, so only zeros precede them."""

@@ -20,14 +20,14 @@ from autellix_backend.gateway.classes import ProgramClasses
 from autellix_backend.gateway.engines.handle import EngineHandle
 from autellix_backend.gateway.engines.models import ModelLists
 from autellix_backend.gateway.engines.pool import EnginePool
-from autellix_backend.gateway.identity.identity import IdentityResolver
-from autellix_backend.gateway.identity.running_sessions import SESSION_TTL_S, RunningSessions
-from autellix_backend.gateway.identity.session_tokens import SessionTokens
+from autellix_backend.gateway.sessions.running_sessions import SESSION_TTL_S, RunningSessions
+from autellix_backend.gateway.sessions.session_tokens import SessionTokens
 from autellix_backend.gateway.tenancy.file import load_tenants
 from autellix_backend.gateway.tenancy.intake import Intake
 from autellix_backend.gateway.tenancy.limiter import Limiter
 from autellix_backend.gateway.tenancy.open_sessions import OpenSessions
 from autellix_backend.gateway.tenancy.tenants import Tenants
+from autellix_backend.identity.identity import IdentityResolver
 from autellix_backend.observe.call_log import CallLog
 from autellix_backend.observe.genai_metrics import make_genai_metrics
 from autellix_backend.observe.metrics import GatewayMetrics
@@ -86,7 +86,13 @@ class Gateway:
             is_strict=gateway.strict_identity,
             has_keys=self.tenants.has_keys,
         )
-        self.resolver = IdentityResolver(gateway, metrics, self.store, clock=clock)
+        self.resolver = IdentityResolver(
+            self.store,
+            clock=clock,
+            idle_s=gateway.program_idle_s,
+            secret=gateway.token_secret,
+            on_read=metrics.count_aliases,
+        )
         self.call_log = None if observe.call_log is None else CallLog(observe.call_log, metrics.registry)
         self.audit = AuditLog()
         self.tracer = make_tracer(observe.otlp_endpoint, os.environ)

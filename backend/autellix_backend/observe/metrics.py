@@ -13,6 +13,7 @@ from importlib.metadata import version
 from prometheus_client import Counter, Info, ProcessCollector, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
+from autellix_backend.identity.aliases import VENDOR_SESSION, ResolvedAliases
 from autellix_backend.observe.bounded_labels import OTHER, LearnedLabels
 from autellix_backend.observe.metric_factory import MetricFactory
 from autellix_backend.observe.settled_call import Outcome, SettledCall
@@ -248,10 +249,10 @@ class GatewayMetrics:
         self.retries = make.counter(
             "upstream_retries", "Calls sent again after a reset before the first byte.", "engine"
         )
-        self.identity_conflicts = make.counter(
+        self._identity_conflicts = make.counter(
             "identity_conflicts", "Calls with two sources that name different programs.", "kept", "dropped"
         )
-        self.identity_malformed = make.counter(
+        self._identity_malformed = make.counter(
             "identity_malformed", "Invalid ids in other tools' headers and fields, ignored.", "source"
         )
         self._vendor_sessions = make.counter(
@@ -285,9 +286,15 @@ class GatewayMetrics:
         """Count a refused request; `tenant` is empty if none is known or at fault."""
         self.refusals.labels(tenant, reason).inc()
 
-    def count_vendor_session(self, header: str) -> None:
-        """Count a call by the unlisted header that names its program."""
-        self._vendor_sessions.labels(self._vendor_headers.of(header, is_known=True)).inc()
+    def count_aliases(self, aliases: ResolvedAliases) -> None:
+        """Count what is odd about the aliases of a call."""
+        for kept, dropped in aliases.conflicts:
+            self._identity_conflicts.labels(kept, dropped).inc()
+        if aliases.named_by is not None and aliases.named_by.source == VENDOR_SESSION:
+            header = self._vendor_headers.of(aliases.named_by.header, is_known=True)
+            self._vendor_sessions.labels(header).inc()
+        for source in aliases.malformed:
+            self._identity_malformed.labels(source).inc()
 
     def set_engine(self, engine: str, *, is_up: bool, is_restarting: bool = False) -> None:
         """Record the new state of an engine."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from autellix_backend.core.balance import ArrivingCall, EngineLoad, make_balancer
 from autellix_backend.core.balance.locality import DEFAULT_THRESHOLD_TOKENS
 from autellix_backend.core.balance.speed import DECODE_GUESS_S, PREFILL_GUESS_S
-from autellix_backend.gateway.identity.aliases import resolve_aliases
+from autellix_backend.identity.aliases import resolve_aliases
 from autellix_wire.ids import InvalidIdError
 
 BYTES_PER_TOKEN = 4

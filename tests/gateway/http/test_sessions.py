@@ -11,7 +11,7 @@ from tests.gateway.conftest import Serve
 from tests.waiting import until
 from yarl import URL
 
-from autellix_backend.gateway.identity.running_sessions import HEARTBEAT_S
+from autellix_backend.gateway.sessions.running_sessions import HEARTBEAT_S
 
 SESSIONS = "/autellix/v1/sessions"
 PROGRAMS = "/autellix/v1/programs"

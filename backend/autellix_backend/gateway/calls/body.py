@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from autellix_backend.gateway.calls.dialects import Dialect
 from autellix_backend.gateway.errors import InvalidRequestError
-from autellix_backend.gateway.raw_json import (
+from autellix_backend.raw_json import (
     JSON_ERRORS,
     MAX_ITEMS,
     MAX_SCALAR_BYTES,

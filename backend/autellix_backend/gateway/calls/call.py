@@ -16,11 +16,11 @@ from autellix_backend.gateway.engines.handle import EngineHandle
 from autellix_backend.gateway.engines.queue import QueuedCall
 from autellix_backend.gateway.engines.refusals import Caller
 from autellix_backend.gateway.engines.upstream import REQUEST_ID_HEADER
-from autellix_backend.gateway.identity.aliases import FOREIGN_TOKEN
-from autellix_backend.gateway.identity.answer_ids import MAX_IDS, MAX_TOOLS, read_answer_ids
-from autellix_backend.gateway.identity.identity import Identity
 from autellix_backend.gateway.tenancy.limiter import Demand
 from autellix_backend.gateway.tenancy.tenants import Tenant
+from autellix_backend.identity.aliases import FOREIGN_TOKEN
+from autellix_backend.identity.answer_ids import MAX_IDS, MAX_TOOLS, read_answer_ids
+from autellix_backend.identity.identity import Identity
 from autellix_backend.observe.settled_call import Outcome, SettledCall
 from autellix_backend.reports.receipt import Receipt
 from autellix_backend.reports.report import EngineReport

@@ -18,7 +18,7 @@ from http import HTTPStatus
 from aiohttp import ClientResponse
 from starlette.types import Receive, Scope, Send
 
-from autellix_backend.gateway.calls.body import bounded, parse_body
+from autellix_backend.gateway.calls.body import CallBody, bounded, parse_body
 from autellix_backend.gateway.calls.call import GatewayCall
 from autellix_backend.gateway.calls.dialects import Dialect
 from autellix_backend.gateway.calls.outbound import EngineArguments, engine_request
@@ -41,9 +41,6 @@ from autellix_backend.gateway.errors import (
     ShuttingDownError,
     UnavailableError,
 )
-from autellix_backend.gateway.identity.identity import IdentityResolver, read_identity
-from autellix_backend.gateway.identity.session_tokens import SessionTokens
-from autellix_backend.gateway.raw_json import is_object
 from autellix_backend.gateway.requests import (
     check_values,
     pause_after,
@@ -51,9 +48,13 @@ from autellix_backend.gateway.requests import (
     read_headers,
     run_while_connected,
 )
+from autellix_backend.gateway.sessions.session_tokens import SessionTokens
 from autellix_backend.gateway.tenancy.intake import Intake
 from autellix_backend.gateway.tenancy.tenants import Tenants
+from autellix_backend.identity.errors import InvalidIdentityError
+from autellix_backend.identity.identity import Identity, IdentityResolver, read_identity
 from autellix_backend.observe.settled_call import Outcome, Usage
+from autellix_backend.raw_json import is_object
 from autellix_backend.reports.receipt import Receipt
 
 
@@ -91,10 +92,10 @@ class CallEndpoint:
             await hold.pause()
             tenant.check_model(body.model)
             await self.models.check(body.model)
-            named = read_identity(headers, body.fields, self.registry.new_id()).scoped_to(tenant)
+            named = _identity(headers, body, self.registry.new_id()).scoped_to(tenant.name)
             verified = await self.tokens.verify(named, headers, tenant)
             identity = await self.resolver.resolve(
-                verified, body.fields, tenant, offers_tools=body.offers_tools
+                verified, body.fields, tenant.name, offers_tools=body.offers_tools
             )
             call = GatewayCall(
                 dialect=dialect,
@@ -110,7 +111,7 @@ class CallEndpoint:
                 await self.registry.begin(call)
                 # Not before: a refused call must leave nothing in bounded tables.
                 self.router.on_begun(call)
-                self.resolver.remember(identity, tenant)
+                self.resolver.remember(identity, tenant.name)
                 reply = Reply(self.registry, call, send)
                 await Exchange(self.router, self.registry, self.arguments, call, reply).run(receive)
             finally:
@@ -448,6 +449,13 @@ class Exchange:
 
     def _death(self) -> EngineUnavailableError:
         return EngineUnavailableError(f"engine {self.call.engine} died while it answered")
+
+
+def _identity(headers: Mapping[str, str], body: CallBody, new_id: str) -> Identity:
+    try:
+        return read_identity(headers, body.fields, new_id)
+    except InvalidIdentityError as error:
+        raise InvalidRequestError(str(error), param=error.field) from error
 
 
 def _outcome_of(error: GatewayError) -> Outcome:

@@ -23,8 +23,8 @@ from autellix_backend.core.policies import make_policy
 from autellix_backend.gateway.calls.call import GatewayCall
 from autellix_backend.gateway.classes import ProgramClasses, class_id
 from autellix_backend.gateway.errors import ForeignProgramError
-from autellix_backend.gateway.identity.program_class import program_class
 from autellix_backend.gateway.tenancy.limiter import Limiter
+from autellix_backend.identity.program_class import program_class
 from autellix_backend.observe.metrics import GatewayMetrics
 from autellix_backend.observe.settled_call import Outcome, SettledCall, Usage
 from autellix_backend.reports.receipt import Receipt

@@ -20,7 +20,7 @@ from autellix_backend.gateway.calls.registry import CallRegistry
 from autellix_backend.gateway.calls.sse import DONE, EVENT_END, EVENT_END_BYTES, read_event
 from autellix_backend.gateway.calls.usage import StreamTail, finished_choices
 from autellix_backend.gateway.engines.upstream import response_headers
-from autellix_backend.gateway.identity.answer_ids import opens_tool_call
+from autellix_backend.identity.answer_ids import opens_tool_call
 from autellix_backend.observe.settled_call import Outcome, Usage
 from autellix_wire.headers import CALL_ID, ENGINE, IDENTITY_SOURCE, PROGRAM_ID, QUEUE_LEVEL
 

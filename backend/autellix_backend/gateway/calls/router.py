@@ -14,7 +14,7 @@ from autellix_backend.gateway.calls.call import GatewayCall
 from autellix_backend.gateway.engines.handle import EngineHandle
 from autellix_backend.gateway.engines.pool import EnginePool
 from autellix_backend.gateway.errors import EngineUnavailableError, ShuttingDownError
-from autellix_backend.gateway.identity.program_class import shared_prefix
+from autellix_backend.identity.program_class import shared_prefix
 from autellix_backend.observe.settled_call import Outcome, SettledCall
 
 FIRST_BYTES_PER_TOKEN = 4.0
@@ -79,7 +79,7 @@ class Router:
         size_bytes = call.body.size_bytes
         call.prompt_tokens = self._prompts.estimate(call.body.model, size_bytes)
         if self._reads_prefix_of(call):
-            call.prefix = shared_prefix(call.tenant, call.body.fields)
+            call.prefix = shared_prefix(call.tenant.name, call.body.fields)
         try:
             handle = self._choose(call)
             if not handle.bounds.has_room(size_bytes):

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from autellix_backend.gateway.errors import ErrorShape, GatewayError
-from autellix_backend.gateway.raw_json import JSON_ERRORS
+from autellix_backend.raw_json import JSON_ERRORS
 
 DONE = b"[DONE]"
 """The data of the last event in OpenAI's older dialects."""

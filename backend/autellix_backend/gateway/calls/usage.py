@@ -10,8 +10,8 @@ from typing import Annotated
 import msgspec
 from msgspec.structs import replace
 
-from autellix_backend.gateway.raw_json import JSON_ERRORS
 from autellix_backend.observe.settled_call import Usage
+from autellix_backend.raw_json import JSON_ERRORS
 
 TAIL_EVENTS = 16
 """How many events of a stream are kept before its last one; in some dialects one of these has the usage."""

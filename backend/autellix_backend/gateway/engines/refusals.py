@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from autellix_backend.gateway.raw_json import JSON_ERRORS
+from autellix_backend.raw_json import JSON_ERRORS
 
 MAX_FAULTS = 3
 """Programs in a row that an engine fails before it is paused: one program's calls may be what fails."""

@@ -13,8 +13,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from autellix_backend.gateway.errors import InvalidRequestError
-from autellix_backend.gateway.identity.hints import ID_SCHEMA
 from autellix_backend.gateway.requests import read_body, read_headers
+from autellix_backend.identity.hints import ID_SCHEMA
 from autellix_wire.ids import InvalidIdError, check_id
 
 JSON_TYPE = "application/json"

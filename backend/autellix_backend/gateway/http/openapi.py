@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Scope
 from autellix_backend.gateway.calls.dialects import Dialect
 from autellix_backend.gateway.http.bodies import Id
 from autellix_backend.gateway.http.refusals import AnthropicError, OpenAIError, refusals
-from autellix_backend.gateway.identity.hints import HINT_HEADERS, ID_SCHEMA
+from autellix_backend.identity.hints import HINT_HEADERS, ID_SCHEMA
 from autellix_backend.reports.receipt import Receipt
 from autellix_wire.headers import (
     CALL_ID,

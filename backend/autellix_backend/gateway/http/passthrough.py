@@ -33,11 +33,11 @@ from autellix_backend.gateway.errors import (
     InvalidRequestError,
     error_shape,
 )
-from autellix_backend.gateway.raw_json import JSON_ERRORS
 from autellix_backend.gateway.requests import check_values, read_body, read_headers, run_while_connected
 from autellix_backend.gateway.tenancy.intake import LONG_BODY_BYTES, Intake
 from autellix_backend.gateway.tenancy.limiter import Limiter
 from autellix_backend.gateway.tenancy.tenants import Tenant, Tenants
+from autellix_backend.raw_json import JSON_ERRORS
 from autellix_backend.stores.base import ProgramStore
 
 

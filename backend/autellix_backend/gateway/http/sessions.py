@@ -14,11 +14,11 @@ from autellix_backend.gateway.errors import NotFoundError, SessionTakenError
 from autellix_backend.gateway.http.bodies import BodyRoute, Id
 from autellix_backend.gateway.http.parameters import Parts, Viewer, unknown_program
 from autellix_backend.gateway.http.refusals import refusals
-from autellix_backend.gateway.identity.aliases import usable_id
-from autellix_backend.gateway.identity.running_sessions import HEARTBEAT_S, LOST_HEARTBEATS
 from autellix_backend.gateway.requests import read_headers, run_while_connected
+from autellix_backend.gateway.sessions.running_sessions import HEARTBEAT_S, LOST_HEARTBEATS
 from autellix_backend.gateway.tenancy.tenants import Tenant
 from autellix_backend.gateway.wiring import Gateway
+from autellix_backend.identity.aliases import usable_id
 from autellix_backend.stores.base import NotOwnerError
 from autellix_wire.paths import PROGRAMS_PATH, SESSIONS_PATH
 from autellix_wire.sessions import SERVER, SessionStart, SessionStarted

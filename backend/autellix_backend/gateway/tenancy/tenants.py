@@ -3,9 +3,6 @@
 Keys are stored as SHA-256 digests. Slow, salted hashes protect passwords, which can be guessed; a key has 256
 random bits, which cannot, and it is checked at each call. Digests are looked up, at a cost that does not grow
 with their number; the time of it tells nothing of a key, since nobody can choose a digest.
-
-Within the backend an id starts with its tenant's name (`research/run-7`). Names contain no slash, so two
-tenants never share an id, whichever ids their clients choose.
 """
 
 from __future__ import annotations
@@ -19,6 +16,7 @@ from types import MappingProxyType
 from typing import Any
 
 from autellix_backend.gateway.errors import AdminOnlyError, InvalidKeyError, UnknownModelError
+from autellix_backend.identity.scoped_ids import SEPARATOR, scoped
 from autellix_backend.settings import TenantLimits
 
 KEY_PREFIX = "sk-autellix-"
@@ -26,7 +24,6 @@ KEY_BYTES = 32
 DIGEST_PREFIX = "sha256:"
 KEY_END = " until "
 """Between a key's digest and its last day, as the tenants file has them."""
-SEPARATOR = "/"
 
 _SCOPE_KEY = "autellix.tenant"
 
@@ -47,7 +44,7 @@ class Tenant:
 
     def scoped(self, own_id: str) -> str:
         """Return the backend's id for a client's id."""
-        return f"{self.name}{SEPARATOR}{own_id}" if self.name else own_id
+        return scoped(self.name, own_id)
 
     def owns(self, scoped_id: str) -> bool:
         """Return whether an id of the backend is this tenant's."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autellix_backend.core.policies import make_policy
-from autellix_backend.gateway.identity.running_sessions import RunningSessions
+from autellix_backend.gateway.sessions.running_sessions import RunningSessions
 from autellix_backend.stores.memory import MemoryStore
 
 GRACE_S = 30.0

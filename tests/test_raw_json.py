@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from autellix_backend.gateway.raw_json import (
+from autellix_backend.raw_json import (
     MAX_SCALAR_BYTES,
     ValueMarks,
     count_marks,

@@ -9,8 +9,8 @@ import pytest
 
 from autellix_backend.gateway.calls.body import parse_body
 from autellix_backend.gateway.calls.dialects import CHAT_COMPLETIONS
-from autellix_backend.gateway.identity.transcripts import TranscriptChain
-from autellix_backend.gateway.raw_json import MAX_READ_BYTES
+from autellix_backend.identity.transcripts import TranscriptChain
+from autellix_backend.raw_json import MAX_READ_BYTES
 
 SYSTEM = {"role": "system", "content": "You are a coding agent."}
 

@@ -24,7 +24,7 @@ from functools import lru_cache
 
 import msgspec
 
-from autellix_backend.gateway.raw_json import JSON_ERRORS, MAX_SCALAR_BYTES, decoded_or, first_byte
+from autellix_backend.raw_json import JSON_ERRORS, MAX_SCALAR_BYTES, decoded_or, first_byte
 from autellix_wire.headers import FINAL, PROGRAM_ID, SESSION_ID, THREAD_ID
 from autellix_wire.ids import MAX_ID_BYTES, InvalidIdError, check_id
 

@@ -11,14 +11,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from autellix_backend.gateway.identity.program_class import (
+from autellix_backend.identity.program_class import (
     MAX_HASHED_BYTES,
     MIN_PREFIX_BYTES,
     UNNAMED,
     prefix_id,
     program_class,
 )
-from autellix_backend.gateway.raw_json import MAX_READ_BYTES
+from autellix_backend.raw_json import MAX_READ_BYTES
 from autellix_backend.vllm_plugin.context import ContextIndex
 
 SYSTEM = {"role": "system", "content": "You are a pirate."}

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from autellix_backend.core.priority import Priority
-from autellix_backend.gateway.errors import InvalidRequestError
-from autellix_backend.gateway.identity.hints import read_hints
+from autellix_backend.identity.errors import InvalidIdentityError
+from autellix_backend.identity.hints import read_hints
 
 INTERACTIVE, DEFAULT, BATCH = Priority
 
@@ -31,9 +31,9 @@ def test_the_header_states_it(value: str) -> None:
 
 @pytest.mark.parametrize("value", ["", "urgent", "high", "-1", "nan", "batch, batch", "x" * 10_000, "\xe9"])
 def test_an_unknown_value_names_its_header_and_those_expected(value: str) -> None:
-    with pytest.raises(InvalidRequestError) as caught:
+    with pytest.raises(InvalidIdentityError) as caught:
         stated(value)
-    assert caught.value.param == "X-Autellix-Priority"
+    assert caught.value.field == "X-Autellix-Priority"
     assert "expected one of interactive, default, batch" in str(caught.value)
     assert len(str(caught.value)) < 200
 

@@ -13,11 +13,9 @@ from autellix_backend.core.hints import NO_HINTS, Hints
 from autellix_backend.core.policies import make_policy
 from autellix_backend.gateway.calls.body import parse_body
 from autellix_backend.gateway.calls.dialects import CHAT_COMPLETIONS
-from autellix_backend.gateway.errors import InvalidRequestError
-from autellix_backend.gateway.identity.identity import Identity, IdentityResolver, read_identity
-from autellix_backend.gateway.tenancy.tenants import Tenant
+from autellix_backend.identity.errors import InvalidIdentityError
+from autellix_backend.identity.identity import Identity, IdentityResolver, read_identity
 from autellix_backend.observe.metrics import MAX_VENDOR_HEADERS, GatewayMetrics
-from autellix_backend.settings import GatewaySettings
 from autellix_backend.stores.base import AnswerSource, call_key
 from autellix_backend.stores.memory import MemoryStore
 
@@ -30,23 +28,25 @@ def read(**headers: str) -> Identity:
 class Calls:
     """A resolver with a clock of its own that counts the calls."""
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, *, idle_s: float = 1800.0) -> None:
         self.now = 0.0
         self.calls = 0
         self.metrics = GatewayMetrics()
         self.store = MemoryStore(make_policy("plas"), program_idle_s=600, session_ttl_s=30)
         self.resolver = IdentityResolver(
-            GatewaySettings(**settings), self.metrics, self.store, clock=lambda: self.now
+            self.store,
+            clock=lambda: self.now,
+            idle_s=idle_s,
+            on_read=self.metrics.count_aliases,
         )
 
     def resolve(self, headers: dict[str, str], tenant: str = "", **body: Any) -> Identity:
         self.calls += 1
         parsed = parse_body(json.dumps(body).encode(), CHAT_COMPLETIONS)
         fields = parsed.fields
-        whose = Tenant(name=tenant)
-        said = read_identity(headers, fields, f"call-{self.calls}").scoped_to(whose)
-        resolved = asyncio.run(self.resolver.resolve(said, fields, whose, offers_tools=parsed.offers_tools))
-        self.resolver.remember(resolved, whose)
+        said = read_identity(headers, fields, f"call-{self.calls}").scoped_to(tenant)
+        resolved = asyncio.run(self.resolver.resolve(said, fields, tenant, offers_tools=parsed.offers_tools))
+        self.resolver.remember(resolved, tenant)
         return resolved
 
     def where(self, headers: dict[str, str]) -> tuple[str, str]:
@@ -89,15 +89,15 @@ def test_unknown_parents_differ_from_none() -> None:
 
 @pytest.mark.parametrize("value", ["", " ", "\x00", "é", "\x1b[31m", "x" * 257, "x" * 10_000])
 def test_a_malformed_id_or_name_names_its_header(value: str) -> None:
-    with pytest.raises(InvalidRequestError) as caught:
+    with pytest.raises(InvalidIdentityError) as caught:
         read(x_autellix_call_id=value)
-    assert caught.value.param == "X-Autellix-Call-ID"
-    with pytest.raises(InvalidRequestError) as caught:
+    assert caught.value.field == "X-Autellix-Call-ID"
+    with pytest.raises(InvalidIdentityError) as caught:
         read(x_autellix_thread_name=value)
-    assert caught.value.param == "X-Autellix-Thread-Name"
-    with pytest.raises(InvalidRequestError) as caught:
+    assert caught.value.field == "X-Autellix-Thread-Name"
+    with pytest.raises(InvalidIdentityError) as caught:
         read(x_autellix_group=value)
-    assert caught.value.param == "X-Autellix-Group"
+    assert caught.value.field == "X-Autellix-Group"
 
 
 def test_expectations_are_read() -> None:
@@ -108,9 +108,9 @@ def test_expectations_are_read() -> None:
 
 @pytest.mark.parametrize("value", ["", "0", "-1", "1.5", "many", "9" * 13, "\u00b2"])
 def test_a_malformed_expectation_names_its_header(value: str) -> None:
-    with pytest.raises(InvalidRequestError) as caught:
+    with pytest.raises(InvalidIdentityError) as caught:
         read(x_autellix_expected_calls=value)
-    assert caught.value.param == "X-Autellix-Expected-Calls"
+    assert caught.value.field == "X-Autellix-Expected-Calls"
 
 
 @pytest.mark.parametrize(
@@ -125,9 +125,9 @@ def test_an_expected_return_is_read(value: str, seconds: float) -> None:
     "value", ["", "-1", "soon", "1e3", ".5", "5.", "nan", "inf", "9" * 10, "1,5", "\u0663", "x" * 10_000]
 )
 def test_a_malformed_return_names_its_header(value: str) -> None:
-    with pytest.raises(InvalidRequestError, match="expected seconds, such as 90") as caught:
+    with pytest.raises(InvalidIdentityError, match="expected seconds, such as 90") as caught:
         read(x_autellix_expected_return=value)
-    assert caught.value.param == "X-Autellix-Expected-Return"
+    assert caught.value.field == "X-Autellix-Expected-Return"
     assert len(str(caught.value)) < 200
 
 
@@ -157,7 +157,7 @@ def test_a_sub_agent_is_a_thread_of_its_root(headers: dict[str, str], program: s
 
 
 def test_a_parent_named_once_is_remembered_until_it_idles() -> None:
-    calls = Calls(program_idle_s=600)
+    calls = Calls(idle_s=600)
     calls.resolve(DYNAMO_CHILD)
     alone = {"x-dynamo-session-id": "run:coder"}
     assert calls.where(alone) == ("run", "run:coder")
@@ -347,7 +347,7 @@ def test_where_identity_is_strict_an_implicit_call_joins_its_owner_s_only() -> N
     def placed(owner: str) -> str:
         fields = parse_body(json.dumps({"messages": [*CHAT, RESULT]}).encode(), CHAT_COMPLETIONS).fields
         said = replace(read_identity(mine, fields, "c2"), owner=owner)
-        return asyncio.run(calls.resolver.resolve(said, fields, Tenant())).program
+        return asyncio.run(calls.resolver.resolve(said, fields, "")).program
 
     first = replace(implicit(calls, "c1"), owner="one")
     assert first.implicit is not None

@@ -14,8 +14,7 @@ import msgspec
 from msgspec.structs import replace
 
 from autellix_backend.core.hints import NO_HINTS, Hints
-from autellix_backend.gateway.errors import InvalidRequestError
-from autellix_backend.gateway.identity.aliases import (
+from autellix_backend.identity.aliases import (
     ALIASES,
     ANONYMOUS,
     ANSWER_ID,
@@ -30,14 +29,13 @@ from autellix_backend.gateway.identity.aliases import (
     Tier,
     resolve_aliases,
 )
-from autellix_backend.gateway.identity.answer_ids import previous_response, transcript_ids
-from autellix_backend.gateway.identity.hints import read_hints
-from autellix_backend.gateway.identity.implicit import ImplicitArrival, place
-from autellix_backend.gateway.identity.lineage import Lineage
-from autellix_backend.gateway.identity.transcripts import Reading, Transcript, TranscriptChain
-from autellix_backend.gateway.tenancy.tenants import Tenant
-from autellix_backend.observe.metrics import GatewayMetrics
-from autellix_backend.settings import GatewaySettings
+from autellix_backend.identity.answer_ids import previous_response, transcript_ids
+from autellix_backend.identity.errors import InvalidIdentityError
+from autellix_backend.identity.hints import read_hints
+from autellix_backend.identity.implicit import ImplicitArrival, place
+from autellix_backend.identity.lineage import Lineage
+from autellix_backend.identity.scoped_ids import scoped
+from autellix_backend.identity.transcripts import Reading, Transcript, TranscriptChain
 from autellix_backend.stores.base import Adoption, AnswerSource, ImplicitCall, ProgramStore, without_implicit
 from autellix_wire.flags import IMPLICIT
 from autellix_wire.headers import (
@@ -94,12 +92,12 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     Else its program is this one call, as far as is known, or all that a process calls outside of programs.
     """
 
-    def scoped_to(self, tenant: Tenant) -> Identity:
+    def scoped_to(self, tenant: str) -> Identity:
         """Return the identity with the tenant's name in the ids of its program and session."""
-        if not tenant.name:
+        if not tenant:
             return self
-        session = None if self.session is None else tenant.scoped(self.session)
-        return replace(self, session=session, program=tenant.scoped(self.program))
+        session = None if self.session is None else scoped(tenant, self.session)
+        return replace(self, session=session, program=scoped(tenant, self.program))
 
     @property
     def is_anonymous(self) -> bool:
@@ -113,7 +111,7 @@ def read_identity(headers: Mapping[str, str], fields: Fields, new_id: str) -> Id
     `headers` has lower-case names; `new_id` is the id of a call that has none.
 
     Raises:
-        InvalidRequestError: if a header of ours is malformed; `param` names it.
+        InvalidIdentityError: if a header of ours is malformed.
     """
     try:
         aliases = resolve_aliases(headers, fields)
@@ -134,7 +132,7 @@ def read_identity(headers: Mapping[str, str], fields: Fields, new_id: str) -> Id
             aliases=aliases,
         )
     except InvalidIdError as error:
-        raise InvalidRequestError(str(error), param=error.field) from error
+        raise InvalidIdentityError(str(error), error.field) from error
 
 
 class IdentityResolver:
@@ -145,34 +143,45 @@ class IdentityResolver:
 
     def __init__(
         self,
-        settings: GatewaySettings,
-        metrics: GatewayMetrics,
         store: ProgramStore,
         *,
         clock: Callable[[], float],
+        idle_s: float,
+        secret: str | None = None,
+        on_read: Callable[[ResolvedAliases], None] | None = None,
     ) -> None:
+        """Know no call yet.
+
+        Args:
+            store: Where the answers of calls are.
+            clock: Monotonic seconds.
+            idle_s: How long a program may idle until it is forgotten.
+            secret: A secret of those that share the store; None for a random one.
+            on_read: Called with the aliases of each call.
+        """
         self._store = store
-        self._metrics = metrics
         self._clock = clock
-        self._lineage = Lineage(ttl_s=settings.program_idle_s)
-        self._chain = TranscriptChain(ttl_s=settings.program_idle_s, secret=_chain_secret(settings))
+        self._on_read = on_read
+        self._lineage = Lineage(ttl_s=idle_s)
+        self._chain = TranscriptChain(ttl_s=idle_s, secret=_chain_secret(secret))
 
     async def resolve(
-        self, identity: Identity, fields: Fields, tenant: Tenant, *, offers_tools: bool = False
+        self, identity: Identity, fields: Fields, tenant: str, *, offers_tools: bool = False
     ) -> Identity:
         """Return an identity, scoped to its tenant, with its final program and thread.
 
-        Tenants share no lineages, no answers and no transcripts. `offers_tools` says whether another call may
-        bring what its tools return.
+        `tenant` is its name, empty without tenants: they share no lineages, no answers and no transcripts.
+        `offers_tools` says whether another call may bring what its tools return.
         """
-        self._count(identity.aliases)
+        if self._on_read is not None:
+            self._on_read(identity.aliases)
         found = await self._resolve(identity, fields, tenant, offers_tools=offers_tools)
-        is_made_up = found.source in _MADE_UP and found.program == tenant.scoped(found.call)
+        is_made_up = found.source in _MADE_UP and found.program == scoped(tenant, found.call)
         is_loose = found.implicit is not None and found.implicit.is_loose
         return replace(found, is_identified=False) if is_made_up or is_loose else found
 
     async def _resolve(
-        self, identity: Identity, fields: Fields, tenant: Tenant, *, offers_tools: bool
+        self, identity: Identity, fields: Fields, tenant: str, *, offers_tools: bool
     ) -> Identity:
         if identity.source == FOREIGN_TOKEN:
             return identity
@@ -184,7 +193,7 @@ class IdentityResolver:
             continued = (response, *continued)
         source: AnswerSource | None = None
         if continued:
-            source = await self._store.find_answer(tenant.name, continued, self._clock())
+            source = await self._store.find_answer(tenant, continued, self._clock())
         if named is not None:
             identity = self._resolve_named(identity, named, tenant)
         elif source is not None:
@@ -193,50 +202,42 @@ class IdentityResolver:
             identity = self._resolve_unnamed(identity, fields, tenant)
         return identity if response is None or source is None else replace(identity, engine=source.engine)
 
-    def remember(self, identity: Identity, tenant: Tenant) -> None:
+    def remember(self, identity: Identity, tenant: str) -> None:
         """Remember the lineage and the transcript of a resolved call that was admitted."""
         if identity.transcript is not None:
-            self._chain.remember(tenant.name, identity.transcript, self._clock())
+            self._chain.remember(tenant, identity.transcript, self._clock())
         aliases, named = identity.aliases, identity.aliases.program
         if named is None or identity.source == FOREIGN_TOKEN or not _has_parents(aliases):
             return
         if aliases.final is not None:
-            self._lineage.forget(tenant.name, named)
+            self._lineage.forget(tenant, named)
         elif aliases.parent is not None:
-            self._lineage.link(tenant.name, named, aliases.parent, self._clock())
+            self._lineage.link(tenant, named, aliases.parent, self._clock())
 
     def expire(self, now: float) -> None:
         """Drop lineages and transcripts that have not been used for as long as a program may idle."""
         self._lineage.expire(now)
         self._chain.expire(now)
 
-    def _count(self, aliases: ResolvedAliases) -> None:
-        for kept, dropped in aliases.conflicts:
-            self._metrics.identity_conflicts.labels(kept, dropped).inc()
-        if aliases.named_by is not None and aliases.named_by.source == VENDOR_SESSION:
-            self._metrics.count_vendor_session(aliases.named_by.header)
-        for source in aliases.malformed:
-            self._metrics.identity_malformed.labels(source).inc()
-
     async def _resolve_implicit(
-        self, identity: Identity, fields: Fields, tenant: Tenant, *, offers_tools: bool
+        self, identity: Identity, fields: Fields, tenant: str, *, offers_tools: bool
     ) -> Identity:
         """Return the identity of a call that its client made outside of any program; see `implicit`."""
-        now, scope = self._clock(), tenant.name
-        known = await self._store.find_calls(scope, identity.parents or (), now)
+        now = self._clock()
+        known = await self._store.find_calls(tenant, identity.parents or (), now)
         parents = {call: source for call, source in known.items() if _is_open_to(source, identity)}
         response = previous_response(fields)
         ids = transcript_ids(fields) if response is None else (response, *transcript_ids(fields))
-        continued = await self._store.find_answer(scope, ids, now) if ids else None
+        continued = await self._store.find_answer(tenant, ids, now) if ids else None
         if continued is not None and not _is_open_to(continued, identity):
             continued = None
         reading, extended, origin = None, None, ANSWER_ID
-        if continued is None and (reading := self._chain.read(scope, fields, needs_answer=False)):
+        if continued is None and (reading := self._chain.read(tenant, fields, needs_answer=False)):
             origin = CONTENT_CHAIN
             continued = _continued(reading, parents)
             # What it depends on says more than a transcript, which other programs may have sent word by word.
             if continued is None and not parents and identity.owner is None:
-                extended = self._chain.program_of(scope, reading, now)
+                extended = self._chain.program_of(tenant, reading, now)
         arrival = ImplicitArrival(
             call_id=identity.call,
             program=identity.program,
@@ -264,7 +265,7 @@ class IdentityResolver:
             transcript=Transcript(reading.whole, found.program) if reading and not is_loose else None,
         )
 
-    def _resolve_named(self, identity: Identity, named: str, tenant: Tenant) -> Identity:
+    def _resolve_named(self, identity: Identity, named: str, tenant: str) -> Identity:
         aliases = identity.aliases
         root, agent = self._root_and_agent(aliases, named, tenant)
         if agent == root:
@@ -274,28 +275,26 @@ class IdentityResolver:
         # A sub-agent's end is not its program's, unless our own header says so.
         is_final = aliases.final is not None and aliases.final.tier is Tier.OWN
         thread = aliases.thread or agent
-        return replace(identity, program=tenant.scoped(root), thread=thread, is_final=is_final)
+        return replace(identity, program=scoped(tenant, root), thread=thread, is_final=is_final)
 
-    def _root_and_agent(self, aliases: ResolvedAliases, named: str, tenant: Tenant) -> tuple[str, str]:
+    def _root_and_agent(self, aliases: ResolvedAliases, named: str, tenant: str) -> tuple[str, str]:
         # They are the same for a main agent.
         if _has_parents(aliases):
-            root = self._lineage.root(tenant.name, named, aliases.parent, self._clock())
+            root = self._lineage.root(tenant, named, aliases.parent, self._clock())
             if root != named:
                 return root, named
         return named, aliases.agent or named
 
-    def _resolve_unnamed(self, identity: Identity, fields: Fields, tenant: Tenant) -> Identity:
-        found = self._chain.find(tenant.name, fields, identity.program, self._clock())
+    def _resolve_unnamed(self, identity: Identity, fields: Fields, tenant: str) -> Identity:
+        found = self._chain.find(tenant, fields, identity.program, self._clock())
         if found is None:
             return identity
         return replace(identity, program=found.program, source=CONTENT_CHAIN, transcript=found)
 
 
-def _chain_secret(settings: GatewaySettings) -> bytes | None:
+def _chain_secret(secret: str | None) -> bytes | None:
     """Return the secret of the digests, which gateways of one process table share; None for a random one."""
-    if settings.token_secret is None:
-        return None
-    return hashlib.sha256(f"transcripts\n{settings.token_secret}".encode()).digest()
+    return None if secret is None else hashlib.sha256(f"transcripts\n{secret}".encode()).digest()
 
 
 def _is_open_to(source: AnswerSource, identity: Identity) -> bool:

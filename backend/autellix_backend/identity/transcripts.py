@@ -22,8 +22,8 @@ from typing import NamedTuple
 import msgspec
 
 from autellix_backend.core.recent import RecentMap
-from autellix_backend.gateway.identity.billing_line import without_billing_line
-from autellix_backend.gateway.raw_json import MAX_READ_BYTES, decoded_or, has_many_objects
+from autellix_backend.identity.billing_line import without_billing_line
+from autellix_backend.raw_json import MAX_READ_BYTES, decoded_or, has_many_objects
 
 MAX_TRANSCRIPTS = 65536
 SECRET_BYTES = 32

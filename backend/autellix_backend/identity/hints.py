@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 from autellix_backend.core.hints import NO_HINTS, Hints
 from autellix_backend.core.priority import Priority
-from autellix_backend.gateway.errors import InvalidRequestError
-from autellix_backend.gateway.identity.aliases import Fields
-from autellix_backend.gateway.identity.priority import own_priority, priority_of_body
+from autellix_backend.identity.aliases import Fields
+from autellix_backend.identity.errors import InvalidIdentityError
+from autellix_backend.identity.priority import own_priority, priority_of_body
 from autellix_wire.headers import EXPECTED_CALLS, EXPECTED_RETURN, EXPECTED_TOKENS, GROUP, PRIORITY
 from autellix_wire.ids import MAX_ID_BYTES, check_id
 from autellix_wire.priorities import PRIORITIES
@@ -32,7 +32,7 @@ class HintHeader(NamedTuple):
     header: str
     description: str
     read: Callable[[str, str], Any]
-    """Returns the value of a header's text, given its name; raises InvalidIdError or InvalidRequestError."""
+    """Returns the value of a header's text, given its name; raises InvalidIdError or InvalidIdentityError."""
     schema: dict[str, Any]
     """The JSON schema of its text."""
 
@@ -46,7 +46,7 @@ def read_count(text: str, header: str) -> float:
     """Read a whole number above zero."""
     count = text.strip()
     if not (count.isascii() and count.isdecimal() and 0 < len(count) <= MAX_EXPECTED_DIGITS and int(count)):
-        raise InvalidRequestError(f"{header} is {text!r}; expected a whole number above zero", param=header)
+        raise InvalidIdentityError(f"{header} is {text!r}; expected a whole number above zero", header)
     return float(count)
 
 
@@ -54,7 +54,7 @@ def read_seconds(text: str, header: str) -> float:
     """Read a time (s)."""
     if not re.fullmatch(SECONDS, text.strip()):
         problem = f"{header} is {text[:64]!r}; expected seconds, such as 90 or 2.5"
-        raise InvalidRequestError(problem, param=header)
+        raise InvalidIdentityError(problem, header)
     return float(text)
 
 
@@ -100,7 +100,7 @@ def read_hints(headers: Mapping[str, str], fields: Fields) -> Hints:
 
     Raises:
         InvalidIdError: if an id is malformed.
-        InvalidRequestError: if another value is; `param` names its header.
+        InvalidIdentityError: if another value is.
     """
     given = {field: read(headers[key], header) for key, field, read, header in _READERS if key in headers}
     if "priority" not in given:

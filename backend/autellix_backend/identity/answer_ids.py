@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from autellix_backend.gateway.raw_json import MAX_READ_BYTES, decoded_or, first_byte, has_many_objects, scalar
+from autellix_backend.raw_json import MAX_READ_BYTES, decoded_or, first_byte, has_many_objects, scalar
 from autellix_wire.ids import MAX_ID_BYTES
 
 MAX_IDS = 64

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autellix_backend.gateway.identity.lineage import MAX_DEPTH, Lineage
+from autellix_backend.identity.lineage import MAX_DEPTH, Lineage
 
 
 class Agents:

@@ -22,10 +22,10 @@ from collections.abc import Mapping
 from msgspec.structs import replace
 
 from autellix_backend.gateway.errors import SessionTokenError
-from autellix_backend.gateway.identity.aliases import FOREIGN_TOKEN
-from autellix_backend.gateway.identity.identity import Identity
-from autellix_backend.gateway.identity.running_sessions import RunningSessions
+from autellix_backend.gateway.sessions.running_sessions import RunningSessions
 from autellix_backend.gateway.tenancy.tenants import Tenant, presented_key
+from autellix_backend.identity.aliases import FOREIGN_TOKEN
+from autellix_backend.identity.identity import Identity
 from autellix_wire.headers import SESSION_ID, SESSION_PROOF, SESSION_TOKEN
 
 PROOF_HEADER = SESSION_PROOF.lower()

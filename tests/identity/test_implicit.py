@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from autellix_backend.gateway.identity.implicit import ImplicitArrival, ImplicitPlace, place
-from autellix_backend.gateway.tenancy.tenants import Tenant
+from autellix_backend.identity.implicit import ImplicitArrival, ImplicitPlace, place
 from autellix_backend.stores.base import Adoption, AnswerSource, ImplicitCall
 
-TENANT = Tenant(name="lab")
+TENANT = "lab"
 PROCESS = "lab/process"
 
 

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from autellix_backend.gateway.tenancy.tenants import Tenant
+from autellix_backend.identity.scoped_ids import scoped
 from autellix_backend.stores.base import Adoption, AnswerSource, ImplicitCall
 
 
@@ -58,7 +58,7 @@ class ImplicitArrival(NamedTuple):
 
 def place(
     arrival: ImplicitArrival,
-    tenant: Tenant,
+    tenant: str,
     *,
     continued: AnswerSource | None,
     extended: str | None,
@@ -94,20 +94,20 @@ def place(
             call = replace(call, conversation=arrival.call_id if is_inline else None, is_nested=True)
             return _joined(arrival, tenant, source, call, parents)
     if arrival.offers_tools:
-        return ImplicitPlace(tenant.scoped(arrival.call_id), (), call)
+        return ImplicitPlace(scoped(tenant, arrival.call_id), (), call)
     kept = _kept(arrival, tenant, arrival.program, parents)
     return ImplicitPlace(arrival.program, kept, replace(call, is_loose=True))
 
 
-def program_of(source: AnswerSource, tenant: Tenant) -> str:
+def program_of(source: AnswerSource, tenant: str) -> str:
     """Return the program that a known call belongs to once another one does."""
     call = source.implicit
-    return tenant.scoped(call.call_id) if call is not None and call.is_loose else source.program_id
+    return scoped(tenant, call.call_id) if call is not None and call.is_loose else source.program_id
 
 
 def _joined(
     arrival: ImplicitArrival,
-    tenant: Tenant,
+    tenant: str,
     source: AnswerSource,
     call: ImplicitCall,
     parents: Mapping[str, AnswerSource],
@@ -121,7 +121,7 @@ def _joined(
 
 
 def _kept(
-    arrival: ImplicitArrival, tenant: Tenant, program: str, parents: Mapping[str, AnswerSource]
+    arrival: ImplicitArrival, tenant: str, program: str, parents: Mapping[str, AnswerSource]
 ) -> tuple[str, ...] | None:
     """Return the calls of a program that a call depends on; None if its client does not know them all."""
     if arrival.parents is None:

@@ -13,10 +13,10 @@ from typing import TypeVar
 
 import msgspec
 
-from autellix_backend.gateway.identity.aliases import Fields
-from autellix_backend.gateway.identity.billing_line import without_billing_line
-from autellix_backend.gateway.raw_json import JSON_ERRORS, MAX_READ_BYTES, decoded_or, has_many_objects
-from autellix_backend.gateway.tenancy.tenants import Tenant
+from autellix_backend.identity.aliases import Fields
+from autellix_backend.identity.billing_line import without_billing_line
+from autellix_backend.identity.scoped_ids import scoped
+from autellix_backend.raw_json import JSON_ERRORS, MAX_READ_BYTES, decoded_or, has_many_objects
 
 UNNAMED = "unnamed"
 """The class of programs without a name, a system prompt and tools."""
@@ -88,10 +88,10 @@ def prefix_id(fields: Fields) -> str:
     return hashlib.blake2b(start, digest_size=HASH_BYTES).hexdigest()
 
 
-def shared_prefix(tenant: Tenant, fields: Fields) -> str:
+def shared_prefix(tenant: str, fields: Fields) -> str:
     """Return the prefix id of a tenant's prompt: engines keep the caches of tenants apart."""
     prefix = prefix_id(fields)
-    return tenant.scoped(prefix) if prefix else ""
+    return scoped(tenant, prefix) if prefix else ""
 
 
 def _first_text(fields: Fields) -> bytes:

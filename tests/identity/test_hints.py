@@ -9,7 +9,7 @@ from autellix_backend.assembly import create_app
 from autellix_backend.core.hints import NO_HINTS, Hints
 from autellix_backend.core.priority import Priority
 from autellix_backend.gateway.http.openapi import openapi_document
-from autellix_backend.gateway.identity.hints import HINT_HEADERS, read_hints
+from autellix_backend.identity.hints import HINT_HEADERS, read_hints
 from autellix_backend.settings import Settings
 
 CHAT = "/v1/chat/completions"

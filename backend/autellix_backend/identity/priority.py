@@ -11,8 +11,8 @@ from collections.abc import Mapping
 import msgspec
 
 from autellix_backend.core.priority import Priority
-from autellix_backend.gateway.errors import InvalidRequestError
-from autellix_backend.gateway.raw_json import scalar
+from autellix_backend.identity.errors import InvalidIdentityError
+from autellix_backend.raw_json import scalar
 from autellix_wire.priorities import PRIORITIES
 
 TIER_FIELD, RANK_FIELD = "service_tier", "priority"
@@ -32,12 +32,12 @@ def own_priority(stated: str, header: str) -> Priority:
     """Return the priority that our header states.
 
     Raises:
-        InvalidRequestError: if it is unknown.
+        InvalidIdentityError: if it is unknown.
     """
     name = stated.strip().lower()
     if name not in PRIORITIES:
         problem = f"{header} is {stated[:64]!r}; expected one of {', '.join(PRIORITIES)}"
-        raise InvalidRequestError(problem, param=header)
+        raise InvalidIdentityError(problem, header)
     return Priority(name)
 
 

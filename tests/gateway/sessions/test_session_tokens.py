@@ -14,7 +14,7 @@ from tests.stores.tables import all_programs
 from tests.waiting import PATIENCE_S, until
 
 from autellix_backend.gateway.http import parameters
-from autellix_backend.gateway.identity import running_sessions
+from autellix_backend.gateway.sessions import running_sessions
 from autellix_backend.gateway.tenancy.tenants import key_line, new_key
 from autellix_backend.settings import GatewaySettings, Settings, SettingsError, settings_to_mapping
 

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from autellix_backend.gateway.identity.answer_ids import (
+from autellix_backend.identity.answer_ids import (
     LAST_IDS,
     MAX_IDS,
     MAX_TOOLS,
@@ -19,7 +19,7 @@ from autellix_backend.gateway.identity.answer_ids import (
     read_answer_ids,
     transcript_ids,
 )
-from autellix_backend.gateway.raw_json import MAX_READ_BYTES
+from autellix_backend.raw_json import MAX_READ_BYTES
 
 
 def unique(number: int) -> str:

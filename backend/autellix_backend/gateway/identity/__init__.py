@@ -1,1 +1,0 @@
-"""Who a call belongs to: program, thread, session, and the proof of it."""

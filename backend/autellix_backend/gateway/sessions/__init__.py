@@ -1,0 +1,1 @@
+"""The sessions of clients: which run, and the tokens that prove them."""

@@ -1,0 +1,1 @@
+"""Who a call belongs to: program and thread, by what its client sends."""
