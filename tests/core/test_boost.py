@@ -92,6 +92,21 @@ def test_prompts_that_wait_are_known_work() -> None:
     assert boost.key_s(program(work=4000.0, waiting_work=96.0)) == boost.key_s(program(work=4096.0))
 
 
+def test_when_somebody_looks_a_boost_up_does_not_change_it() -> None:
+    """A snapshot may; a record of the events would not know of it."""
+    looked_up, other = make_boost(), make_boost()
+    unknown = program(is_identified=False)
+    for boost in (looked_up, other):
+        boost.on_arrival(unknown, 100.0)
+        for number in range(LEADS):
+            boost.on_arrival(program(100.0, work=4096.0), 100.0 + number / 1000)
+        boost.renew(101.0)
+        if boost is looked_up:
+            boost.key_s(unknown)
+        boost.on_arrival(program(-1000.0, work=4096.0), 101.0)
+    assert looked_up.key_s(unknown) == other.key_s(unknown) < 0.0
+
+
 def test_expected_work_stands_for_what_is_known() -> None:
     boost = make_boost()
 

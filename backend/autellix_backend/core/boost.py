@@ -78,7 +78,7 @@ class ProgramBoost:
         self._strengths_s: dict[str, float] = {}
         """The strength of the boost, by tenant."""
         self._boosts_s: dict[WorkClass, float] = {}
-        """Boosts that were asked for in this epoch."""
+        """The boosts of this epoch that are known; the others are computed once somebody asks for them."""
 
     @property
     def tenants(self) -> Collection[str]:
@@ -101,7 +101,12 @@ class ProgramBoost:
             for tenant, sizes in self._statistics.sizes.items()
             if (share := _strength_share(sizes.value))
         }
-        self._boosts_s = {}
+        # At once, so that they do not depend on when somebody asks for them.
+        self._boosts_s = {
+            WorkClass(tenant, UNIDENTIFIED): -sorted(leads)[len(leads) // 4]
+            for tenant, leads in self._leads.items()
+            if leads
+        }
         self.epoch += 1
 
     def on_arrival(self, program: Program, now: float) -> None:
@@ -133,11 +138,8 @@ class ProgramBoost:
         return boost_s
 
     def _compute(self, work_class: WorkClass) -> float:
-        if work_class.exponent == UNIDENTIFIED:
-            leads = sorted(self._leads.get(work_class.tenant, ()))
-            return -leads[len(leads) // 4] if leads else 0.0
         strength_s = self._strengths_s.get(work_class.tenant, 0.0)
-        if strength_s <= 0:
+        if work_class.exponent == UNIDENTIFIED or strength_s <= 0:
             return 0.0
         share = max(_LEAST_SHARE, work_class.work * self._token_s / strength_s)
         return strength_s * math.log(-math.expm1(-share))

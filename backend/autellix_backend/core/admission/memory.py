@@ -147,7 +147,7 @@ class EngineMemory:
         tokens = self.parked.tenant_tokens
         return max(
             self.parked.contexts.values(),
-            key=lambda each: (tokens.get(each.tenant, 0) / each.weight, each.tenant, *each.rank),
+            key=lambda each: (tokens.get(each.tenant, 0) / each.weight, *each.rank),
         )
 
     def tenant_share(self, context: ProgramContext) -> float:
