@@ -10,6 +10,7 @@ import signal
 import stat
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.engines.base import Engine, EngineStartError, ModelNotFoundError
 from autellix_backend.engines.replica import VllmReplica
 from autellix_backend.engines.vllm_command import KV_SPEC, EngineArgumentError, check_arguments
-from autellix_backend.settings import EngineSettings, Settings
+from autellix_backend.settings import EngineSettings, ObserveSettings, Settings
 from autellix_backend.settings.scheduler import scheduler_from_mapping
 
 FAKE_SERVER = (sys.executable, "-S", str(Path(__file__).parent / "fake_server.py"))
@@ -183,6 +184,13 @@ def test_the_command_carries_the_plugin(tmp_path: Path) -> None:
     assert scheduler_from_mapping(config["scheduler"]) == SchedulerConfig()
     assert [config["report_address"]] == replica.report_endpoints
     assert command[-2:] == ["--dtype", "float32"]
+
+
+def test_a_folder_for_records_is_the_schedulers_too(tmp_path: Path) -> None:
+    settings = replace(settings_of(tmp_path), observe=ObserveSettings(record_dir=Path("records")))
+    command = VllmReplica(settings).command(1)
+    config = json.loads(command[command.index("--additional-config") + 1])["autellix"]
+    assert config["record_dir"] == str(Path.cwd() / "records")
 
 
 def test_host_memory_for_kv_blocks_becomes_a_connector(tmp_path: Path) -> None:

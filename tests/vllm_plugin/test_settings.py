@@ -13,10 +13,12 @@ def test_reads_the_section() -> None:
     section = {
         "scheduler": {"policy": "plas", "beta": "inf"},
         "report_address": "tcp://[::]:9000",
+        "record_dir": "/var/records",
     }
     settings = PluginSettings.from_additional_config({"autellix": section, "other": 1})
     assert settings.scheduler == SchedulerConfig(policy="plas", beta=float("inf"))
     assert settings.report_address == "tcp://[::]:9000"
+    assert settings.record_dir == "/var/records"
 
 
 @pytest.mark.parametrize("additional_config", [{}, None, {"other": 1}, object()])
@@ -37,6 +39,7 @@ def test_defaults_without_a_section(additional_config: Any) -> None:
         ({"scheduler": {"period_steps": 0}}, "period_steps must be from 1 to 64, not 0"),
         ({"scheduler": {"policy": "srpt"}}, "works in the simulator only"),
         ({"report_socket": "/run/a.sock"}, "autellix: .*`report_socket`"),
+        ({"record_dir": ""}, "autellix: .*record_dir`"),
         ({"report_address": "ipc://a"}, "autellix: .*report_address`"),
         ({"report_address": "0.0.0.0:9000"}, "autellix: .*report_address`"),
         ({"report_address": "tcp://*:port"}, "autellix: .*report_address`"),

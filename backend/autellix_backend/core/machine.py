@@ -369,6 +369,10 @@ class Machine:
         if prefilled is not None:
             self.prefill.observe(prefilled, seconds, steps)
 
+    def observe_spread(self, tenant: str, spread: float) -> None:
+        """Learn the spread of a tenant's sizes as another table has measured it."""
+        self.table.statistics.sizes_of(tenant).known = spread
+
     def review(self, now: float, step: int, tokens_of: Callable[[str], int]) -> list[str]:
         """Review which programs may run, if there is reason to; call before each `tick`.
 

@@ -93,6 +93,7 @@ class VllmReplica:
         """
         self._settings = settings.engine
         self._scheduler = settings.scheduler
+        self._record_dir = settings.observe.record_dir
         self.model, self.served_model_name = _model(settings.engine)
         self.tool_parser: str | None = None
         """The parser that we chose for its calls of tools, None for none; known once it starts."""
@@ -193,7 +194,7 @@ class VllmReplica:
             arguments += ["--served-model-name", self.served_model_name]
         if settings.max_num_seqs is not None:
             arguments += ["--max-num-seqs", str(settings.max_num_seqs)]
-        arguments += plugin_arguments(self._scheduler, self._report_address)
+        arguments += plugin_arguments(self._scheduler, self._report_address, self._record_dir)
         arguments += kv_arguments(settings.kv_host_gib)
         arguments += tool_arguments(self.tool_parser)
         arguments += device_arguments(self.model, settings.extra_args, self._environment(), is_cpu=is_cpu)

@@ -109,9 +109,13 @@ def check_arguments(extra_args: Sequence[str], *, offloads_kv: bool = False) -> 
             raise EngineArgumentError(name, reserved)
 
 
-def plugin_arguments(scheduler: SchedulerConfig, report_address: str) -> list[str]:
-    """Return the arguments that make stock vLLM schedule by programs and report calls."""
+def plugin_arguments(
+    scheduler: SchedulerConfig, report_address: str, record_dir: Path | None = None
+) -> list[str]:
+    """Return the arguments that make stock vLLM schedule by programs, report calls, and record events."""
     section = {"scheduler": scheduler_to_mapping(scheduler), "report_address": report_address}
+    if record_dir is not None:
+        section["record_dir"] = str(record_dir.absolute())
     config = json.dumps({"autellix": section})
     return ["--scheduler-cls", SCHEDULER_CLASS, "--additional-config", config]
 

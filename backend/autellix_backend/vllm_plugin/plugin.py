@@ -10,6 +10,7 @@ import secrets
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
@@ -18,6 +19,7 @@ from vllm.v1.engine import FinishReason
 from vllm.v1.request import Request, RequestStatus
 
 from autellix_backend.core.preemption import has_earned
+from autellix_backend.core.recording import MachineRecorder
 from autellix_backend.reports.call_arguments import read_identity
 from autellix_backend.reports.link import EngineFacts
 from autellix_backend.vllm_plugin.compatibility import vllm_version
@@ -25,6 +27,7 @@ from autellix_backend.vllm_plugin.decisions import StepDecisions
 from autellix_backend.vllm_plugin.engine_state import SchedulerState, cached_tokens_of
 from autellix_backend.vllm_plugin.host_tier import HostTier
 from autellix_backend.vllm_plugin.preemption import PreemptionPrices
+from autellix_backend.vllm_plugin.record_file import RecordFile
 from autellix_backend.vllm_plugin.settings import PluginSettings
 from autellix_backend.vllm_plugin.snapshots import SnapshotReporter, load_of
 from autellix_backend.vllm_plugin.steps import StepTimes, StepTokens
@@ -55,13 +58,21 @@ class SchedulerPlugin:
             )
         blocks = self.engine.blocks
         kv_tokens = blocks.capacity_tokens
+        engine_id, rank = secrets.token_hex(8), self.engine.rank
+        self.record: RecordFile | None = None
+        """The record of the scheduler's events, if there is to be one."""
+        recorder = None
+        if settings.record_dir is not None:
+            self.record = RecordFile(Path(settings.record_dir) / f"{engine_id}-rank{rank}.jsonl.gz")
+            about = {"autellix": _version(), "vllm": vllm_version()}
+            recorder = MachineRecorder(self.record.write, secrets.token_bytes(), about)
         self.tracker = CallTracker(
-            settings, kv_tokens, blocks.hash_block_tokens, blocks.fill, self.engine.step_costs
+            settings, kv_tokens, blocks.hash_block_tokens, blocks.fill, self.engine.step_costs, recorder
         )
         machine = self.tracker.machine
         self.facts = EngineFacts(
-            engine=secrets.token_hex(8),
-            rank=self.engine.rank,
+            engine=engine_id,
+            rank=rank,
             version=_version(),
             vllm=vllm_version(),
             policy=machine.policy.name,

@@ -161,10 +161,12 @@ class ProgramSchedulerMixin(_Host):
         return is_reset
 
     def shutdown(self) -> None:
-        """Stop reporting, and let vLLM end its own."""
+        """Stop reporting and recording, and let vLLM end its own."""
         if self.plugin is not None and self.plugin.tracker.reports is not None:
             self._try(self.plugin.tracker.settle_left)
             self._try(self.plugin.tracker.reports.close)
+        if self.plugin is not None and self.plugin.record is not None:
+            self._try(self.plugin.record.close)
         super().shutdown()
 
     def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:

@@ -16,11 +16,13 @@ _ADDRESS = r"^(tcp://(\[[0-9a-fA-F:]+\]|[^\s:/]+):[0-9]{1,5}|ipc:///.+)$"
 
 
 class PluginSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings of one engine's scheduler: its policy, and where its reports go."""
+    """The settings of one engine's scheduler: its policy, and where its reports and its record go."""
 
     scheduler: SchedulerConfig
     report_address: str | None = None
     """Where the engine listens for gateways: a port, or a socket of this machine."""
+    record_dir: str | None = None
+    """The folder in which the engine records the events of its scheduler, from its start on."""
 
     @classmethod
     def from_additional_config(cls, additional_config: object) -> PluginSettings:
@@ -40,9 +42,10 @@ class PluginSettings(msgspec.Struct, frozen=True, kw_only=True):
                 f"additional-config: {SECTION}: policy must be one of {', '.join(LIVE_POLICY_NAMES)}; "
                 f"{scheduler.policy!r} works in the simulator only"
             )
-        return cls(scheduler=scheduler, report_address=section.report_address)
+        return cls(scheduler=scheduler, report_address=section.report_address, record_dir=section.record_dir)
 
 
 class _PluginSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     scheduler: dict[str, Any] = {}
     report_address: Annotated[str, msgspec.Meta(pattern=_ADDRESS)] | None = None
+    record_dir: Annotated[str, msgspec.Meta(min_length=1)] | None = None

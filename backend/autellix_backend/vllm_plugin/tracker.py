@@ -19,6 +19,7 @@ from autellix_backend.core.call import Call
 from autellix_backend.core.machine import Machine
 from autellix_backend.core.place import WorkClass
 from autellix_backend.core.preemption import StepCosts
+from autellix_backend.core.recording import MachineRecorder
 from autellix_backend.reports.call_arguments import CallIdentity
 from autellix_backend.reports.report import EngineReport
 from autellix_backend.vllm_plugin.context import ContextIndex, Hashes
@@ -59,6 +60,7 @@ class CallTracker:
         block_tokens: int = 1,
         fill: KvFill = count_tokens,
         step_costs: StepCosts = _UNBOUNDED,
+        recorder: MachineRecorder | None = None,
     ) -> None:
         """Track the calls of an empty engine.
 
@@ -68,8 +70,10 @@ class CallTracker:
             block_tokens: Those of a block, as they are hashed.
             fill: How contexts fill the memory.
             step_costs: What a resume costs in steps.
+            recorder: Records the events of the machine; None for no record.
         """
-        self.machine = Machine(settings.scheduler, kv_tokens=kv_tokens, fill=fill)
+        make_machine = Machine if recorder is None else recorder.make_machine
+        self.machine = make_machine(settings.scheduler, kv_tokens=kv_tokens, fill=fill)
         self.step_costs = step_costs
         self._contexts = ContextIndex(block_tokens)
         self._needs_contexts = self.machine.admission.memory is not None or self.machine.policy.boosts
@@ -157,7 +161,7 @@ class CallTracker:
             self._end(program_id, now)
         arrival, machine = identity.arrival, self.machine
         if identity.spread is not None:
-            machine.table.statistics.sizes_of(arrival.tenant).known = identity.spread
+            machine.observe_spread(arrival.tenant, identity.spread)
         expected_s = arrival.expected_s
         if not machine.policy.sizes_programs:
             expected_s = machine.config.nominal_service_s(prompt_tokens, max_tokens)

@@ -17,6 +17,7 @@ ACTIONS = {
     "run": ("autellix_lab.cli.sim_run", "simulate one workload under one policy"),
     "sweep": ("autellix_lab.cli.sim_sweep", "compare policies over offered loads and seeds"),
     "paper": ("autellix_lab.cli.sim_paper", "simulate the paper's experiments"),
+    "replay": ("autellix_lab.cli.sim_replay", "replay an engine's record, and compare every decision"),
     "calibrate": ("autellix_lab.cli.sim_calibrate", "fit an engine model to a live engine"),
 }
 """Module and one-line help by name of the action."""

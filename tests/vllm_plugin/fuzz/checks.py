@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from autellix_backend.vllm_plugin.snapshots import load_of
+from autellix_lab.sim.engine_record import read_record, replay
 
 _QUEUES = ("waiting", "skipped_waiting", "kv_holding_waiting")
 
@@ -38,6 +39,16 @@ def watch_victims(scheduler: Any, outcome: Any) -> None:
 
     scheduler.schedule, scheduler._preempt_request = watch_schedule, watch_preemption
     manager.allocate_slots = watch_allocation
+
+
+def check_record(scheduler: Any) -> None:
+    """Assert that the record of the machine's events leads to the same decisions, and delete it."""
+    record = scheduler.plugin.record
+    record.close()
+    found = replay(read_record(record.path))
+    assert found.difference is None, f"the record differs: {found.difference}"
+    assert found.events["arrive"] == found.events["finish"] + found.events["abort"]
+    record.path.unlink()
 
 
 def check_books(scheduler: Any) -> None:

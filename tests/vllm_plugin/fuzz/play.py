@@ -33,7 +33,14 @@ os.environ.update(
 )
 
 import torch
-from tests.vllm_plugin.fuzz.checks import check_books, check_end, lost_sessions, watch_order, watch_victims
+from tests.vllm_plugin.fuzz.checks import (
+    check_books,
+    check_end,
+    check_record,
+    lost_sessions,
+    watch_order,
+    watch_victims,
+)
 from tests.vllm_plugin.fuzz.faults import plant_fault
 from tests.vllm_plugin.fuzz.model import KVRunner
 from tests.vllm_plugin.fuzz.scripts import WINDOW, Event, Image, Script, make_script
@@ -324,7 +331,7 @@ def _make_scheduler(script: Script, model: str, *, is_ours: bool) -> Any:
         long_prefill_token_threshold=setup.long_prefill,
         enable_chunked_prefill=setup.is_chunked,
         enable_prefix_caching=setup.has_cache,
-        additional_config={"autellix": {"scheduler": setup.scheduler}},
+        additional_config={"autellix": {"scheduler": setup.scheduler, "record_dir": f"{model}/records"}},
         **options,
     ).create_engine_config()
     # The CPU platform turns it off.
@@ -374,6 +381,8 @@ def examine(script: Script, model: str, *, has_fault: bool = False) -> tuple[str
     player = Player(script, model, is_ours=True, has_fault=has_fault)
     try:
         player.play(script.events)
+        if not has_fault:
+            check_record(player.scheduler)
     except Exception as error:
         place = traceback.extract_tb(error.__traceback__)[-1]
         if "len(scheduled_loras)" in str(place.line):
