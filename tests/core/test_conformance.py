@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import ClassVar
 
 import pytest
 from tests.core.test_rules import LastComeFirstServed, OneAtATime
@@ -14,11 +15,17 @@ from tests.core.test_rules import LastComeFirstServed, OneAtATime
 from autellix_backend.core.arrival import Arrival, Context
 from autellix_backend.core.balance import BALANCER_NAMES, Balancer, make_balancer
 from autellix_backend.core.balance.base import ArrivingCall, EngineLoad, FinishedCall
+from autellix_backend.core.boost import ProgramBoost
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.errors import NoEngineError
 from autellix_backend.core.machine import Machine
 from autellix_backend.core.names import ADMISSION_NAMES, POLICY_NAMES
+from autellix_backend.core.place import Place
 from autellix_backend.core.policies import Policy, make_policy
+from autellix_backend.core.policies.base import QueueInputs
+from autellix_backend.core.queues.base import Queue
+from autellix_backend.core.queues.programs import ProgramQueue
+from autellix_backend.core.table import Program
 
 KV_TOKENS, SLOTS, PROGRAMS, IDLE_STEPS = 2000, 2, 16, 2
 """A step takes a second, and no engine with a waiting call idles for more than two."""
@@ -37,7 +44,7 @@ BALANCERS: dict[str, Callable[[], Balancer]] = {name: partial(make_balancer, nam
 
 
 class Play:
-    """Programs of seeded shapes in a machine: chains of calls, of which some are given up."""
+    """Programs of seeded shapes in a machine: chains of calls, some of two at once, some given up."""
 
     def __init__(self, machine: Machine, seed: int) -> None:
         self.machine, self.log = machine, list[tuple[float, str, str]]()
@@ -71,12 +78,14 @@ class Play:
     def _play(self, step: int) -> None:
         now, machine = float(step), self.machine
         for call_id in [call_id for call_id, left in self._left.items() if not left]:
-            machine.finish(call_id, now, context_tokens=self._context[call_id])
+            machine.finish(call_id, now, work=10.0, context_tokens=self._context[call_id])
             self._close(call_id, now)
         for program, begin in sorted(self._begins.items()):
             if begin <= step:
                 del self._begins[program]
-                self._arrive(program, now)
+                # Every third program has two calls at once.
+                for _ in range(1 + (int(program[1:]) % 3 == 0)):
+                    self._arrive(program, now)
         if step % 7 == 3 and self._left:
             call_id = self._random.choice(sorted(self._left))
             machine.abort(call_id, now)
@@ -85,6 +94,7 @@ class Play:
             self.log.append((now, "review", call_id))
         for change in machine.tick(now):
             self.log.append((now, "level", change.call_id))
+        self._check_places()
         chosen = machine.batch(SLOTS)
         assert len(chosen) <= SLOTS
         for call in [call for call in machine if call.is_running and call not in chosen]:
@@ -100,8 +110,23 @@ class Play:
         self._idle = 0 if chosen or not self._left else self._idle + 1
         assert self._idle <= IDLE_STEPS, "calls wait, and nothing runs"
 
+    def _check_places(self) -> None:
+        """Assert that programs which move as one are queued, and activated, by their present place."""
+        machine = self.machine
+        for call in machine:
+            first = machine.shares.first_of(call.tenant, call.program_id)
+            if first is not None and first.group is not None:
+                place = machine.policy.place(machine.table[call.program_id], machine.boost)
+                assert first.group.place == place, (
+                    "a program is not where `place` puts it: is that the place of the queue, "
+                    "and does the policy say by `boosts` that it changes?"
+                )
+
     def _arrive(self, program: str, now: float) -> None:
         number = self._next[program]
+        if number == len(self._shapes[program]):
+            return
+        self._next[program] += 1
         steps, tokens = self._shapes[program][number]
         call_id = f"{program}.{number}"
         self._left[call_id], self._context[call_id] = steps, tokens
@@ -113,7 +138,8 @@ class Play:
     def _close(self, call_id: str, now: float) -> None:
         program = call_id.split(".")[0]
         del self._left[call_id]
-        self._next[program] += 1
+        if any(name.startswith(f"{program}.") for name in self._left):
+            return
         if self._next[program] < len(self._shapes[program]):
             self._begins[program] = int(now) + self._random.randint(0, 3)
         else:
@@ -130,6 +156,23 @@ def test_a_policy_serves_every_call_and_decides_alike_each_time(
     config = SchedulerConfig()
     logs = [Play(Machine(config, kv_tokens=kv_tokens, policy=POLICIES[name]()), seed).run() for _ in range(2)]
     assert logs[0] == logs[1]
+
+
+class LeastWork(Policy):
+    """The program with the least work so far goes first, of which the machine is not told that it changes."""
+
+    name: ClassVar[str] = "least_work"
+
+    def make_queue(self, inputs: QueueInputs) -> Queue:
+        return ProgramQueue(partial(self.place, boost=inputs.boost), inputs.numbers)
+
+    def place(self, program: Program, boost: ProgramBoost) -> Place:
+        return Place(program.work)
+
+
+def test_a_policy_whose_order_goes_stale_is_found() -> None:
+    with pytest.raises(AssertionError, match="boosts"):
+        Play(Machine(SchedulerConfig(), policy=LeastWork()), 0).run()
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import ClassVar
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from autellix_backend.core.admission import Admission, AdmissionInputs, make_admission
 from autellix_backend.core.admission.base import NEVER_STEPS
 from autellix_backend.core.arrival import Arrival, Context
+from autellix_backend.core.boost import ProgramBoost
 from autellix_backend.core.call import Call
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.machine import Machine
@@ -28,7 +30,10 @@ class LastComeFirstServed(Policy):
     name: ClassVar[str] = "lcfs"
 
     def make_queue(self, inputs: QueueInputs) -> Queue:
-        return ProgramQueue(lambda program: Place(-program.created_s), inputs.numbers)
+        return ProgramQueue(partial(self.place, boost=inputs.boost), inputs.numbers)
+
+    def place(self, program: Program, boost: ProgramBoost) -> Place:
+        return Place(-program.created_s)
 
 
 class OneAtATime(Admission):
