@@ -57,13 +57,16 @@ typedef enum ax_code {
   AX_RANGE = 9,     /* a block lies outside of a plane */
   AX_TWICE = 10,    /* a destination block is written twice */
   AX_OVERLAP = 11,  /* planes overlap where they must not */
-  AX_BACKEND = 12,  /* the back end is not in this build, or has no device */
+  AX_BACKEND = 12,  /* the back end is not in this build */
   AX_MEMORY = 13,   /* memory could not be had */
   AX_HANDLE = 14,   /* no such job: it never was, or its end was reported already */
   AX_BUSY = 15,     /* too many jobs are under way */
   AX_DEVICE = 16,   /* the device failed; `device_error` says how */
   AX_PLACE = 17,    /* a plane lies in the wrong memory for the job's direction */
-  AX_PENDING = 18   /* no failure: the job is still under way */
+  AX_PENDING = 18,  /* no failure: the job is still under way */
+  AX_NO_DEVICE = 19,  /* no CUDA device answers; `device_error` is the driver's reason */
+  AX_OLD_DRIVER = 20, /* the driver is older than the CUDA runtime of this build */
+  AX_CAPABILITY = 21  /* this build has no code for the device's compute capability */
 } ax_code;
 
 /* What a fault is about. `index` counts planes, or pairs. */
@@ -154,7 +157,7 @@ typedef struct ax_stats {
   uint64_t transfers;
   uint64_t pages;
   uint64_t bytes;
-  double seconds;     /* of the copies alone, without queueing */
+  double seconds;     /* from the first copy to the end, beside what overlaps */
 } ax_stats;
 
 typedef struct ax_fault {
@@ -171,7 +174,7 @@ typedef struct ax_options {
   uint32_t device;      /* number of the CUDA device */
   uint32_t threads;     /* CPU: threads that share one large job */
   uint64_t slot_bytes;  /* size of one slot of the staging ring, a multiple of 4,096 */
-  uint32_t slots;       /* slots of the ring; the CPU back end has one */
+  uint32_t slots;       /* slots of each ring, of which CUDA has two for a direction; the CPU back end has one slot */
   uint32_t reserved;
 } ax_options;
 
@@ -187,7 +190,8 @@ AX_API const char *ax_error_text(int32_t code);
 AX_API int32_t ax_available(uint32_t backend);
 
 /* Open a context: its worker thread, or its streams and its staging ring.
- * AX_NULL, AX_STRUCT, AX_CHOICE, AX_LIMIT, AX_ALIGN, AX_BACKEND, AX_MEMORY, AX_DEVICE. */
+ * AX_NULL, AX_STRUCT, AX_CHOICE, AX_LIMIT, AX_ALIGN, AX_BACKEND, AX_NO_DEVICE, AX_OLD_DRIVER, AX_CAPABILITY,
+ * AX_MEMORY, AX_DEVICE. */
 AX_API int32_t ax_open(const ax_options *options, ax_context **context, ax_fault *fault);
 
 /* Wait for all jobs, then free the context. NULL is allowed. */
@@ -196,9 +200,9 @@ AX_API void ax_close(ax_context *context);
 /* Copy and wait. The codes of ax_submit and ax_wait. */
 AX_API int32_t ax_copy(ax_context *context, const ax_job *job, ax_stats *stats, ax_fault *fault);
 
-/* Check the job, queue it, and return its handle at once. Jobs of one direction run in the order of their
- * submission; on CUDA, jobs of opposite directions may overlap, unless one of them touches a block of the other: the
- * later of the two then waits.
+/* Check the job, queue it, and return its handle at once. The memories are left as if jobs ran in the order of their
+ * submission: of two jobs of which one writes a block that the other reads or writes, the later waits for the earlier
+ * one. On CUDA all others may overlap, and end in any order.
  * AX_NULL to AX_OVERLAP, AX_BUSY, AX_MEMORY, AX_PLACE: nothing was copied. AX_DEVICE: some of it may have been. */
 AX_API int32_t ax_submit(ax_context *context, const ax_job *job, uint64_t *handle, ax_fault *fault);
 

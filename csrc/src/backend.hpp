@@ -1,4 +1,4 @@
-// The interface of back ends: memory, and jobs that run in order.
+// The interface of back ends: memory, and jobs.
 #pragma once
 
 #include <cstdint>
@@ -40,7 +40,8 @@ class Backend {
 
 std::unique_ptr<Backend> make_cpu_backend(const ax_options &options);
 #ifdef AX_WITH_CUDA
-bool has_cuda_device();
+// AX_OK if a CUDA device answers, else `fault` says why not.
+int32_t find_cuda_device(ax_fault &fault);
 // Null if `fault` says why not.
 std::unique_ptr<Backend> make_cuda_backend(const ax_options &options, ax_fault &fault);
 #endif

@@ -101,13 +101,16 @@ const char *ax_error_text(int32_t code) {
     case AX_RANGE: return "the block lies outside of a plane";
     case AX_TWICE: return "the destination block is written twice";
     case AX_OVERLAP: return "the plane overlaps another one";
-    case AX_BACKEND: return "the back end is not in this build, or has no device";
+    case AX_BACKEND: return "the back end is not in this build";
     case AX_MEMORY: return "memory could not be had";
     case AX_HANDLE: return "there is no such job, or its end was reported already";
     case AX_BUSY: return "too many jobs are under way";
     case AX_DEVICE: return "the device failed";
     case AX_PLACE: return "the plane lies in the wrong memory for the direction";
     case AX_PENDING: return "the job is still under way";
+    case AX_NO_DEVICE: return "no CUDA device answers";
+    case AX_OLD_DRIVER: return "the NVIDIA driver is older than the CUDA of this build";
+    case AX_CAPABILITY: return "this build has no code for the device's compute capability";
     default: return "unknown code";
   }
 }
@@ -115,7 +118,8 @@ const char *ax_error_text(int32_t code) {
 int32_t ax_available(uint32_t backend) {
   if (backend == AX_CPU) return 1;
 #ifdef AX_WITH_CUDA
-  if (backend == AX_CUDA) return ax::has_cuda_device() ? 1 : 0;
+  ax_fault fault{};
+  if (backend == AX_CUDA) return ax::find_cuda_device(fault) == AX_OK;
 #endif
   return 0;
 }
@@ -125,10 +129,14 @@ int32_t ax_open(const ax_options *options, ax_context **context, ax_fault *out) 
     if (context == nullptr) return void(fail(fault, AX_NULL, AX_FIELD_CONTEXT));
     *context = nullptr;
     if (ax::check_options(options, fault)) return;
-    if (!ax_available(options->backend)) return void(fail(fault, AX_BACKEND, AX_FIELD_BACKEND));
     auto opened = std::make_unique<ax_context>();
 #ifdef AX_WITH_CUDA
-    if (options->backend == AX_CUDA) opened->backend = ax::make_cuda_backend(*options, fault);
+    if (options->backend == AX_CUDA) {
+      if (ax::find_cuda_device(fault)) return;
+      opened->backend = ax::make_cuda_backend(*options, fault);
+    }
+#else
+    if (options->backend == AX_CUDA) return void(fail(fault, AX_BACKEND, AX_FIELD_BACKEND));
 #endif
     if (options->backend == AX_CPU) opened->backend = ax::make_cpu_backend(*options);
     if (opened->backend != nullptr) *context = opened.release();

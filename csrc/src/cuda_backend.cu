@@ -1,12 +1,12 @@
 // The CUDA back end: the copy engines move everything between the memories; kernels only gather and scatter in near memory.
 //
-// Each direction has two streams, one for copies and one for kernels, and a ring of staging slots in near memory. A job
-// is queued whole by the call that starts it and never waits on the host; events order what is on the two streams, and
-// jobs of opposite directions that touch the same blocks.
+// Each direction has two lanes, so that a small job passes a large one. A lane has two streams, one for copies and one for
+// kernels, and a ring of staging slots in near memory. A job is queued whole by the call that starts it and never waits on
+// the host; events order what is on the two streams, and jobs of which one writes what the other touches.
 #include <cuda_runtime.h>
 
 #include <algorithm>
-#include <deque>
+#include <array>
 #include <mutex>
 
 #include "backend.hpp"
@@ -29,6 +29,8 @@ constexpr uint32_t KERNEL_THREADS = AX_KERNEL_THREADS;
 // What a thread has under way at once: memory answers late.
 constexpr uint32_t LOADS = 4;
 constexpr size_t LEAST_TASKS = 4096;
+// Of a direction.
+constexpr size_t LANES = 2;
 // Our own flag beside the caller's: far memory that is not pinned, which the batch call may reject.
 constexpr uint32_t FAR_IS_PAGEABLE = 1u << 31;
 
@@ -46,8 +48,17 @@ void must(cudaError_t error) {
   if (taken(error) != cudaSuccess) throw CudaError{error};
 }
 
+ax_code code_of(cudaError_t error) {
+  switch (error) {
+    case cudaErrorMemoryAllocation: return AX_MEMORY;
+    case cudaErrorNoKernelImageForDevice:
+    case cudaErrorInvalidDeviceFunction: return AX_CAPABILITY;
+    default: return AX_DEVICE;
+  }
+}
+
 int32_t fail_device(ax_fault &fault, cudaError_t error) {
-  fail(fault, error == cudaErrorMemoryAllocation ? AX_MEMORY : AX_DEVICE, AX_FIELD_NONE);
+  fail(fault, code_of(error), AX_FIELD_NONE);
   fault.device_error = error;
   return fault.code;
 }
@@ -199,22 +210,29 @@ struct Running {
   std::shared_ptr<CudaTicket> ticket;
 };
 
-// One direction's streams and ring. Its end waits for its streams; tasks that they still read are freed after that.
+// Streams and a ring for some of a direction's jobs. Its end waits for its streams; tasks that they still read are freed
+// after that.
 struct Lane {
   explicit Lane(const ax_options &options) {
     for (uint32_t i = 0; i < options.slots; ++i) ring.push_back(std::make_unique<Slot>(options.slot_bytes));
   }
 
   void forget_done() {
-    while (!running.empty() && taken(cudaEventQuery(running.front().ticket->ended_.get())) == cudaSuccess)
-      running.pop_front();
+    const auto is_done = [](const Running &one) { return taken(cudaEventQuery(one.ticket->ended_.get())) == cudaSuccess; };
+    running.erase(std::remove_if(running.begin(), running.end(), is_done), running.end());
+  }
+
+  uint64_t bytes_under_way() const {
+    uint64_t bytes = 0;
+    for (const Running &one : running) bytes += one.ticket->stats_.bytes;
+    return bytes;
   }
 
   std::vector<std::unique_ptr<Slot>> ring;
   size_t next_slot = 0;
   Stream copies;  // after the ring, so that it outlives them
   Stream kernels;
-  std::deque<Running> running;  // in the order of their submission, which is that of their ends
+  std::vector<Running> running;  // in the order of their submission
 };
 
 class CudaBackend : public Backend {
@@ -222,16 +240,19 @@ class CudaBackend : public Backend {
   explicit CudaBackend(const ax_options &options)
       : device_(static_cast<int>(options.device)), slot_bytes_(options.slot_bytes) {
     DeviceScope scope(device_);
-    for (std::unique_ptr<Lane> &lane : lanes_) lane = std::make_unique<Lane>(options);
+    must_have_code();
+    for (auto &lanes : lanes_)
+      for (std::unique_ptr<Lane> &lane : lanes) lane = std::make_unique<Lane>(options);
   }
 
   std::shared_ptr<Ticket> start(Job job, ax_fault &fault) override {
     std::lock_guard<std::mutex> lock(mutex_);
-    Lane &lane = *lanes_[job.direction];
     try {
       DeviceScope scope(device_);
       if (check_places(job, fault)) return nullptr;
-      for (std::unique_ptr<Lane> &one : lanes_) one->forget_done();
+      for (auto &lanes : lanes_)
+        for (std::unique_ptr<Lane> &one : lanes) one->forget_done();
+      Lane &lane = freest(lanes_[job.direction]);
       Running made{footprint(job), std::make_shared<CudaTicket>(*this)};
       try {
         enqueue(job, made, lane);
@@ -294,6 +315,12 @@ class CudaBackend : public Backend {
     return memory.release();
   }
 
+  // Machine code or PTX that the device can run: else the first kernel would fail, long after the start.
+  static void must_have_code() {
+    cudaFuncAttributes attributes{};
+    must(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void *>(&move_tasks<uint4, true>)));
+  }
+
   bool is_in_place(const ax_plane &plane, bool is_near, uint32_t &flags) {
     cudaPointerAttributes attributes{};
     must(cudaPointerGetAttributes(&attributes, pointer(plane.base)));
@@ -311,6 +338,13 @@ class CudaBackend : public Backend {
     return AX_OK;
   }
 
+  using Lanes = std::array<std::unique_ptr<Lane>, LANES>;
+
+  static Lane &freest(const Lanes &lanes) {
+    const auto has_less = [](const auto &a, const auto &b) { return a->bytes_under_way() < b->bytes_under_way(); };
+    return **std::min_element(lanes.begin(), lanes.end(), has_less);
+  }
+
   void enqueue(Job &job, const Running &made, Lane &lane) {
     // A job without pairs has nothing to stage, and its two streams nothing that orders them.
     const bool is_staged = job.strategy == AX_STAGED && !job.pairs.empty();
@@ -321,11 +355,13 @@ class CudaBackend : public Backend {
       gate.record(reinterpret_cast<cudaStream_t>(static_cast<uintptr_t>(job.after_stream)));
       gate.hold(first);
     }
-    if (!lane.running.empty()) lane.running.back().ticket->ended_.hold(first);
-    if (const CudaTicket *earlier = last_touched(made.footprint, *lanes_[1 - job.direction])) {
-      earlier->ended_.hold(first);
-      job.flags &= ~AX_SOURCE_STABLE;  // what that job writes may not be read early
-    }
+    for (const Lanes &lanes : lanes_)
+      for (const std::unique_ptr<Lane> &one : lanes)
+        for (const Running &earlier : one->running) {
+          if (!conflicts(earlier.footprint, made.footprint)) continue;
+          earlier.ticket->ended_.hold(first);
+          job.flags &= ~AX_SOURCE_STABLE;  // what that job writes may not be read early
+        }
     CudaTicket &ticket = *made.ticket;
     ticket.stats_.strategy = job.strategy;
     ticket.stats_.pages = job.sources.size() * job.pairs.size();
@@ -334,13 +370,6 @@ class CudaBackend : public Backend {
       enqueue_staged(job, lane, ticket);
     else
       enqueue_direct(job, lane, ticket);
-  }
-
-  // The last job of the other direction that touches a block of this one: it ends after all before it.
-  static const CudaTicket *last_touched(const Footprint &footprint, const Lane &other) {
-    for (auto one = other.running.rbegin(); one != other.running.rend(); ++one)
-      if (touches(one->footprint, footprint)) return one->ticket.get();
-    return nullptr;
   }
 
   void enqueue_direct(const Job &job, Lane &lane, CudaTicket &ticket) {
@@ -511,7 +540,7 @@ class CudaBackend : public Backend {
   std::vector<TaskBuffer> spare_;
   std::mutex mutex_;  // the lanes
   bool has_batch_ = true;
-  std::unique_ptr<Lane> lanes_[2];  // last: their jobs give their tasks back
+  Lanes lanes_[2];  // by direction; last: their jobs give their tasks back
 };
 
 CudaTicket::~CudaTicket() {
@@ -531,9 +560,13 @@ Outcome CudaTicket::outcome() {
 
 }  // namespace
 
-bool has_cuda_device() {
+int32_t find_cuda_device(ax_fault &fault) {
   int count = 0;
-  return taken(cudaGetDeviceCount(&count)) == cudaSuccess && count > 0;
+  const cudaError_t error = taken(cudaGetDeviceCount(&count));
+  if (error == cudaSuccess && count > 0) return AX_OK;
+  fail(fault, error == cudaErrorInsufficientDriver ? AX_OLD_DRIVER : AX_NO_DEVICE, AX_FIELD_BACKEND);
+  fault.device_error = error;
+  return fault.code;
 }
 
 std::unique_ptr<Backend> make_cuda_backend(const ax_options &options, ax_fault &fault) {

@@ -190,11 +190,15 @@ Footprint footprint(const Job &job) {
   for (const uint32_t k : pairs_by_source(job)) sources.push_back(job.pairs[k].source);
   for (const uint32_t k : job.by_destination) destinations.push_back(job.pairs[k].destination);
   Touched from = touched(job.sources, std::move(sources)), to = touched(job.destinations, std::move(destinations));
-  if (job.direction == AX_STORE) return {std::move(from), std::move(to)};
-  return {std::move(to), std::move(from)};
+  if (job.direction == AX_STORE) return {std::move(from), std::move(to), job.direction};
+  return {std::move(to), std::move(from), job.direction};
 }
 
-bool touches(const Footprint &a, const Footprint &b) { return touches(a.near, b.near) || touches(a.far, b.far); }
+bool conflicts(const Footprint &a, const Footprint &b) {
+  const bool only_read_near = a.direction == AX_STORE && b.direction == AX_STORE;
+  const bool only_read_far = a.direction == AX_LOAD && b.direction == AX_LOAD;
+  return (!only_read_far && touches(a.far, b.far)) || (!only_read_near && touches(a.near, b.near));
+}
 
 uint32_t choose(const Job &job, const ax_table *table, uint64_t slot_bytes) {
   if (job.strategy != AX_AUTO) return job.strategy;

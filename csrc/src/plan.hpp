@@ -59,11 +59,13 @@ struct Touched {
 
 struct Footprint {
   Touched near, far;
+  uint32_t direction;
 };
 
 Footprint footprint(const Job &job);
-// Whether two jobs touch the same bytes in either memory. Never false if they do; it may be true for bytes between planes.
-bool touches(const Footprint &a, const Footprint &b);
+// Whether one of two jobs writes bytes that the other reads or writes. Never false if so; it may be true for bytes between
+// planes.
+bool conflicts(const Footprint &a, const Footprint &b);
 
 // The strategy to run: the job's, or for AX_AUTO the one that the table expects to be fastest.
 uint32_t choose(const Job &job, const ax_table *table, uint64_t slot_bytes);

@@ -5,6 +5,7 @@
 //
 //     cuda_driver schedules|threads|failures|starts|losses FIRST COUNT
 //     cuda_driver exit SEED
+//     cuda_driver overlap|reasons SEED
 #include <cstdio>
 #include <cstdlib>
 #include <string>
@@ -12,6 +13,9 @@
 #include <vector>
 
 #include "cuda_play.hpp"
+#ifdef AX_STAND_IN
+#include "cuda_overlap.hpp"
+#endif
 
 namespace {
 
@@ -168,9 +172,13 @@ int main(int argc, char **argv) {
     } else if (mode == "failures") {
       play_failures(seed, UINT64_MAX, totals);
     } else if (mode == "starts") {
-      play_failures(seed, 44, totals);
+      play_failures(seed, 80, totals);
     } else if (mode == "losses") {
       play_loss(seed, totals);
+    } else if (mode == "overlap") {
+      totals.add(seed, "", [&] { return play_overlap(settings_of(seed)); });
+    } else if (mode == "reasons") {
+      totals.add(seed, "", [&] { return play_reasons(settings_of(seed)); });
 #endif
     } else {
       return 2;

@@ -213,7 +213,7 @@ class Play {
     ax([&] { return ax_close(mine), AX_OK; });
   }
 
-  bool is_allowed(int32_t code) const { return may_fail && (code == AX_DEVICE || code == AX_MEMORY || code == AX_BACKEND); }
+  bool is_allowed(int32_t code) const { return may_fail && (code == AX_DEVICE || code == AX_MEMORY || code == AX_NO_DEVICE); }
 
   void allocate_near() {
     must(cudaSetDevice(device_));

@@ -24,9 +24,9 @@ class Fault:
 
 
 _GATE = "      gate.hold(first);"
-_LAST = "    if (!lane.running.empty()) lane.running.back().ticket->ended_.hold(first);"
-_TOUCHED = "      earlier->ended_.hold(first);"
-_EARLY = "      job.flags &= ~AX_SOURCE_STABLE;"
+_APART = "          if (!conflicts(earlier.footprint, made.footprint)) continue;"
+_TOUCHED = "          earlier.ticket->ended_.hold(first);"
+_EARLY = "          job.flags &= ~AX_SOURCE_STABLE;"
 _RECORD_GATE = "      gate.record(reinterpret_cast<cudaStream_t>(static_cast<uintptr_t>(job.after_stream)));"
 _FREE_HOLD = "      slot.is_free.hold(first);"
 _READY_RECORD = "      slot.ready.record(first);"
@@ -42,10 +42,11 @@ _END_DIRECT = "    ticket.ended_.record(lane.copies);"
 _SINGLY = "      copy_singly(pieces, lane.copies);"
 _BATCH = "      copy_batch(pieces, job, job.flags & AX_SOURCE_STABLE, lane.copies);"
 _RUNS = "    copy_batch(pieces, job, job.direction == AX_LOAD && (job.flags & AX_SOURCE_STABLE), stream);"
-_FORGET = "taken(cudaEventQuery(running.front().ticket->ended_.get())) == cudaSuccess"
+_FORGET = "taken(cudaEventQuery(one.ticket->ended_.get())) == cudaSuccess"
 _STREAM_END = "    taken(cudaStreamSynchronize(stream_));"
 _TAKEN = "  if (error != cudaSuccess) cudaGetLastError();"
-_TOUCH = "return touches(a.near, b.near) || touches(a.far, b.far);"
+_FAR = "!only_read_far && touches(a.far, b.far)"
+_NEAR = "!only_read_near && touches(a.near, b.near)"
 
 ORDER = (
     Fault("the engine's stream is not waited for", _GATE, ""),
@@ -56,18 +57,26 @@ ORDER = (
     ),
     Fault("the gate is recorded on a stream of ours", _RECORD_GATE, "gate.record(first);"),
     Fault("the gate is recorded on the default stream", _RECORD_GATE, "gate.record(nullptr);"),
-    Fault("the job before is not waited for", _LAST, ""),
-    Fault("the beginning of the job before is waited for", _LAST, _LAST.replace("ended_", "begun_")),
-    Fault("a job of the other direction is not waited for", _TOUCHED, ""),
+    Fault("a job that is touched is not waited for", _TOUCHED, ""),
     Fault(
-        "the beginning of the other direction's job is waited for",
-        _TOUCHED,
-        _TOUCHED.replace("ended_", "begun_"),
+        "the beginning of a job that is touched is waited for", _TOUCHED, _TOUCHED.replace("ended_", "begun_")
     ),
     Fault(
-        "the own direction is searched for the other's",
-        "*lanes_[1 - job.direction]",
-        "*lanes_[job.direction]",
+        "a job of the same direction is not waited for",
+        _APART,
+        _APART.replace("if (", "if (earlier.footprint.direction == job.direction || "),
+    ),
+    Fault(
+        "a job of the other direction is not waited for",
+        _APART,
+        _APART.replace("if (", "if (earlier.footprint.direction != job.direction || "),
+    ),
+    Fault("a job waits for one that it does not touch", _APART, "", "overlap"),
+    Fault(
+        "a job goes to the lane with the most to do",
+        "a->bytes_under_way() < b->bytes_under_way()",
+        "b->bytes_under_way() < a->bytes_under_way()",
+        "overlap",
     ),
     Fault("a load reads early what a store still writes", _EARLY, ""),
     Fault("a slot is reused early", _FREE_HOLD, ""),
@@ -110,8 +119,10 @@ ORDER = (
         "",
         "failures",
     ),
-    Fault("near memory is not compared", _TOUCH, "return touches(a.far, b.far);", file=PLAN),
-    Fault("far memory is not compared", _TOUCH, "return touches(a.near, b.near);", file=PLAN),
+    Fault("near memory is not compared", _NEAR, "false", file=PLAN),
+    Fault("far memory is not compared", _FAR, "false", file=PLAN),
+    Fault("what two stores only read is compared", _NEAR, "touches(a.near, b.near)", "overlap", file=PLAN),
+    Fault("what two loads only read is compared", _FAR, "touches(a.far, b.far)", "overlap", file=PLAN),
 )
 """Of order: what happens before what."""
 
@@ -149,6 +160,8 @@ OTHER = (
     ),
     Fault("a failed pin leaves a part pinned", "      release_pins(base, at);", "", "starts"),
     Fault("a plane in the wrong memory is taken", "attributes.type == cudaMemoryTypeDevice", "true"),
+    Fault("a device without code of ours is taken", "    must_have_code();", "", "reasons"),
+    Fault("an old driver is no device", "error == cudaErrorInsufficientDriver", "false", "reasons"),
 )
 """Of everything else."""
 

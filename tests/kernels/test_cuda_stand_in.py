@@ -52,6 +52,18 @@ def test_threads_share_a_context(shared: Folder) -> None:
     _assert_right(stand_in.run(program, "threads", 1, SEEDS // 4))
 
 
+def test_jobs_wait_only_for_those_whose_memory_they_touch(shared: Folder) -> None:
+    """A small job passes a large one but where one writes what the other touches; small ones overlap."""
+    program = stand_in.build(shared.cxx, shared.path / "cuda-13.0")
+    _assert_right(stand_in.run(program, "overlap", 1, 2))
+
+
+def test_a_device_that_cannot_serve_is_refused_with_the_reason(shared: Folder) -> None:
+    """No device, a driver older than the runtime, and a device for which there is no code are told apart."""
+    program = stand_in.build(shared.cxx, shared.path / "cuda-13.0")
+    _assert_right(stand_in.run(program, "reasons", 1))
+
+
 def test_a_process_may_end_with_jobs_under_way(shared: Folder) -> None:
     """Nothing is closed, nothing crashes."""
     program = stand_in.build(shared.cxx, shared.path / "cuda-13.0")
@@ -72,7 +84,7 @@ def _faulty(shared: Folder) -> Path:
 def test_planted_faults_are_caught(shared: Folder, number: int, start: int) -> None:
     """Some schedule shows each fault; without one the same program finds nothing."""
     fault = cuda_faults.FAULTS[number - 1]
-    count = {"schedules": 1500, "failures": 4, "starts": 24}[fault.mode]
+    count = {"schedules": 1500, "failures": 4, "starts": 24, "overlap": 1, "reasons": 1}[fault.mode]
     result = stand_in.run(_faulty(shared), fault.mode, start, count, AX_FAULT=str(number))
     assert result.code != 0, f"not caught: {fault.name}"
 

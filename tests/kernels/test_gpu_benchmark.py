@@ -26,4 +26,5 @@ def test_the_dry_run_checks_and_reports(shared: Folder, tmp_path: Path) -> None:
     staged = {one["blocks"]: one["transfers"] for one in results if one["contestant"] == "ours, staged"}
     assert staged == {1: 1, 4: 1}
     assert len([one for one in lines if one["kind"] == "slowdown"]) == 2 * 7
+    assert len([one for one in lines if one["kind"] == "behind"]) == 2
     assert "A dry run" in done.stdout

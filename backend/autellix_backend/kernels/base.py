@@ -11,7 +11,8 @@ class Swapper(Protocol):
     """Runs swap jobs. Any thread may call any method, but nothing may be called during or after `close`.
 
     A job's pairs and planes are copied at the call; the memory that the planes describe must stay valid until
-    the job is done. Jobs of one direction run in the order of their submission.
+    the job is done. The memories are left as if jobs ran in the order of their submission, but those that
+    touch different blocks may overlap, and end in any order.
 
     Any method but `close` may raise a SwapError: a refused job copies nothing, and one that fails later
     raises where its result is reported.

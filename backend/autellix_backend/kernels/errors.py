@@ -30,13 +30,16 @@ class Code(IntEnum):
     RANGE = 9, "the block lies outside of a plane"
     TWICE = 10, "the destination block is written twice"
     OVERLAP = 11, "the plane overlaps another one"
-    BACKEND = 12, "the back end is not in this build, or has no device"
+    BACKEND = 12, "the back end is not in this build"
     MEMORY = 13, "memory could not be had"
     HANDLE = 14, "there is no such job, or its end was reported already"
     BUSY = 15, "too many jobs are under way"
     DEVICE = 16, "the device failed"
     PLACE = 17, "the plane lies in the wrong memory for the direction"
     PENDING = 18, "the job is still under way"
+    NO_DEVICE = 19, "no CUDA device answers"
+    OLD_DRIVER = 20, "the NVIDIA driver is older than the CUDA of this build"
+    CAPABILITY = 21, "this build has no code for the device's compute capability"
 
 
 _PLANE_PARTS = ("", ".base", ".block_bytes", ".stride_bytes", ".blocks")

@@ -108,7 +108,7 @@ class SwapStats:
     pages: int
     bytes: int
     seconds: float
-    """The time of the copies, without queueing."""
+    """The time from the first copy to the end, beside what overlaps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,8 +121,8 @@ class SwapOptions:
     """CPU: the threads of one large job."""
     slot_bytes: int = 4 << 20
     """The size of a slot of the staging ring, a multiple of 4,096."""
-    slots: int = 4
-    """CUDA: the slots of each direction's ring."""
+    slots: int = 2
+    """CUDA: the slots of a staging ring, of which each direction has two."""
 
     def __post_init__(self) -> None:
         """Check the options; raises a SwapError with the field."""

@@ -119,7 +119,7 @@ class SwapLibrary:
         """Open a swapper.
 
         Raises:
-            SwapError: the back end is not available.
+            SwapError: the back end is not available: it is not in this build, or its device cannot serve.
         """
         given = _Options(
             struct_bytes=sizeof(_Options),

@@ -21,9 +21,12 @@ enum cudaError_t : int {
   cudaSuccess = 0,
   cudaErrorInvalidValue = 1,
   cudaErrorMemoryAllocation = 2,
+  cudaErrorInsufficientDriver = 35,
   cudaErrorCallRequiresNewerDriver = 36,
+  cudaErrorInvalidDeviceFunction = 98,
   cudaErrorNoDevice = 100,
   cudaErrorInvalidDevice = 101,
+  cudaErrorNoKernelImageForDevice = 209,
   cudaErrorECCUncorrectable = 214,
   cudaErrorInvalidResourceHandle = 400,
   cudaErrorNotReady = 600,
@@ -59,6 +62,10 @@ struct cudaMemcpyAttributes {
   unsigned flags;
 };
 
+struct cudaFuncAttributes {
+  int binaryVersion;
+};
+
 struct cudaDeviceProp {
   char name[256];
   int multiProcessorCount;
@@ -80,6 +87,7 @@ cudaError_t cudaGetDeviceCount(int *count);
 cudaError_t cudaGetDevice(int *device);
 cudaError_t cudaSetDevice(int device);
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp *properties, int device);
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *attributes, const void *kernel);
 cudaError_t cudaDeviceSynchronize();
 cudaError_t cudaRuntimeGetVersion(int *version);
 cudaError_t cudaDriverGetVersion(int *version);

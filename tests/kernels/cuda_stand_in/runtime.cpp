@@ -102,6 +102,8 @@ std::vector<std::string> leftovers() {
 void arm(bool is_on) { is_armed = is_on; }
 uint64_t calls() { return World::get().calls; }
 uint64_t work_done() { return World::get().work; }
+uint64_t copies_queued() { return World::get().copies; }
+uint64_t longest_chain() { return World::get().longest_chain; }
 bool has_failed(const char *name) {
   const char *failed = World::get().failed_call;
   return failed != nullptr && (name == nullptr || std::strcmp(name, failed) == 0);
@@ -142,6 +144,7 @@ using namespace stand_in;  // NOLINT: the calls below are this file's purpose
 cudaError_t cudaGetDeviceCount(int *count) {
   const Call call("cudaGetDeviceCount");
   if (call.has_failed()) return call.end();
+  if (call.world.settings().driver_is_old) return call.end(cudaErrorInsufficientDriver);
   *count = call.world.settings().devices;
   return call.end(*count > 0 ? cudaSuccess : cudaErrorNoDevice);
 }
@@ -166,6 +169,12 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *properties, int) {
   std::snprintf(properties->name, sizeof(properties->name), "stand-in");
   properties->multiProcessorCount = 4;
   return call.end();
+}
+
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *attributes, const void *) {
+  const Call call("cudaFuncGetAttributes");
+  *attributes = {80};
+  return call.end(call.world.settings().has_code ? cudaSuccess : cudaErrorNoKernelImageForDevice);
 }
 
 cudaError_t cudaDeviceSynchronize() {
@@ -298,7 +307,7 @@ cudaError_t cudaEventQuery(cudaEvent_t handle) {
   if (event == nullptr) return call.end(cudaErrorInvalidResourceHandle);
   if (event->op == nullptr) return call.end();
   // Whoever asks again and again must see an end.
-  if (!event->op->is_done && call.world.flip(8)) call.world.finish(event->op);
+  if (!event->op->is_done && !call.world.settings().is_lazy && call.world.flip(8)) call.world.finish(event->op);
   if (call.world.lost != cudaSuccess) return call.end(call.world.lost);
   if (!event->op->is_done) return call.end(cudaErrorNotReady);
   call.world.learn(*event->op);

@@ -15,6 +15,9 @@ struct Settings {
   bool has_batch = true;            // else the driver is too old for cudaMemcpyBatchAsync
   cudaError_t batch_error = cudaErrorCallRequiresNewerDriver;  // what such a driver says
   bool batch_takes_pageable = false;
+  bool driver_is_old = false;       // older than the runtime
+  bool has_code = true;             // for the devices' compute capability
+  bool is_lazy = false;             // the device does only what a wait needs
   bool kernels_stay_near = true;    // a kernel that touches host memory is a fault
   uint64_t most_registered = UINT64_C(16) << 30;  // of one registration
   uint64_t fail_at = 0;             // this call fails, counted from 1
@@ -39,6 +42,8 @@ std::vector<std::string> leftovers();
 void arm(bool is_armed);
 uint64_t calls();               // armed calls so far
 uint64_t work_done();           // pieces of work so far
+uint64_t copies_queued();       // copies and blocks of kernels so far
+uint64_t longest_chain();       // the most of them of which each must wait for the one before
 bool has_failed(const char *name);  // whether `fail_at` has hit this call; null: any
 bool has_lost_device();
 

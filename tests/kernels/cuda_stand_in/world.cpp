@@ -25,6 +25,7 @@ void World::reset(const Settings &given) {
   pace_ = random_() % 3;
   is_by_rank_ = flip();
   is_focused_ = flip();
+  if (given.is_lazy) pace_ = 0, is_focused_ = true;
   ranks_.clear();
   for (size_t i = 0; i < MOST_STREAMS; ++i) ranks_.push_back(random_());
   legacy_.clear();
@@ -32,7 +33,7 @@ void World::reset(const Settings &given) {
   for (int device = 0; device < 2; ++device) legacy_.push_back({next_stream_++, device, true, 0, nullptr});
   host_ = Clock{1};
   lost = cudaSuccess;
-  calls = work = 0;
+  calls = work = copies = longest_chain = 0;
   failed_call = nullptr;
   faults.clear();
   now_ms_ = 0;
@@ -84,7 +85,7 @@ OpRef World::issue(Stream &stream, std::vector<std::function<void(const Op &)>> 
     before.push_back(legacy(stream.device).last);
   }
   const uint32_t tick = ++stream.ticks;
-  const auto queue = [&](std::function<void(const Op &)> run, const std::vector<OpRef> &after) {
+  const auto queue = [&](std::function<void(const Op &)> run, const std::vector<OpRef> &after, bool is_mark) {
     auto op = std::make_shared<Op>();
     op->run = std::move(run);
     op->stream = stream.number;
@@ -94,10 +95,13 @@ OpRef World::issue(Stream &stream, std::vector<std::function<void(const Op &)>> 
     for (const OpRef &one : after) {
       if (one == nullptr) continue;
       join(op->clock, one->clock);
+      op->chain = std::max(op->chain, one->chain);
       if (one->is_done) continue;
       op->needs.push_back(one.get());
       one->dependents.push_back(op);
     }
+    if (!is_mark) ++op->chain, ++copies;
+    longest_chain = std::max(longest_chain, op->chain);
     op->clock.resize(std::max(op->clock.size(), stream.number + 1));
     op->clock[stream.number] = tick;
     pending_[op.get()] = op;
@@ -105,8 +109,8 @@ OpRef World::issue(Stream &stream, std::vector<std::function<void(const Op &)>> 
     return op;
   };
   std::vector<OpRef> parts;
-  for (auto &piece : pieces) parts.push_back(queue(std::move(piece), before));
-  stream.last = parts.size() == 1 ? parts[0] : queue([](const Op &) {}, parts.empty() ? before : parts);
+  for (auto &piece : pieces) parts.push_back(queue(std::move(piece), before, false));
+  stream.last = parts.size() == 1 ? parts[0] : queue([](const Op &) {}, parts.empty() ? before : parts, true);
   return stream.last;
 }
 

@@ -23,6 +23,7 @@ struct Op {
   std::function<void(const Op &)> run;
   size_t stream = 0;
   uint32_t tick = 0;
+  uint64_t chain = 0;  // the most copies and blocks of kernels that end with this, each after the one before
   int device = 0;
   Clock clock;  // what is known to be done when this runs
   std::vector<Op *> needs;
@@ -86,7 +87,7 @@ class World {
   std::recursive_mutex mutex;
   Memory memory;
   cudaError_t lost = cudaSuccess;
-  uint64_t calls = 0, work = 0;
+  uint64_t calls = 0, work = 0, copies = 0, longest_chain = 0;
   const char *failed_call = nullptr;
   std::vector<std::string> faults;
 

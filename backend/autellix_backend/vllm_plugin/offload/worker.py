@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from array import array
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from vllm.platforms import current_platform
 from vllm.v1.kv_offload.base import (
     BlockIDsLoadStoreSpec,
     CanonicalKVCaches,
@@ -21,6 +23,8 @@ from autellix_backend.kernels.base import Swapper
 from autellix_backend.kernels.job import Direction, Job, Plane
 from autellix_backend.vllm_plugin.offload.host_memory import HostMemory
 from autellix_backend.vllm_plugin.offload.transfers import TransferQueue, TransferReport
+
+logger = logging.getLogger(__name__)
 
 
 class SwapWorker(OffloadingWorker):
@@ -37,7 +41,7 @@ class SwapWorker(OffloadingWorker):
         # They keep the engine's memory alive, whose addresses the planes hold.
         self._tensors = [cache.tensor for cache in kv_caches.tensors]
         pages = [cache.page_size_bytes for cache in kv_caches.tensors]
-        self._host = HostMemory(pages, chunks * blocks_per_chunk)
+        self._host = HostMemory(pages, chunks * blocks_per_chunk, _numa_node(self._tensors[0]))
         self._near, self._far = _planes(kv_caches, self._host)
         swapper.pin(self._host.base, self._host.bytes)
         # A CPU has no bus to cross, and merged copies are the best it can do.
@@ -57,7 +61,7 @@ class SwapWorker(OffloadingWorker):
         self, job_id: int, src_spec: LoadStoreSpec, dst_spec: GPULoadStoreSpec, expedited: bool = False
     ) -> bool:
         """Start to copy blocks back from the host."""
-        del expedited  # vLLM 0.33 waits for such a load within the step; it takes its turn all the same
+        del expedited  # of vLLM 0.33, for `sync_load_budget_bytes`, which the spec refuses
         return self._submit(job_id, Direction.LOAD, dst_spec, src_spec)
 
     def get_finished(self) -> list[TransferResult]:
@@ -172,6 +176,18 @@ def _near_plane(kv_caches: CanonicalKVCaches, index: int, block_bytes: int) -> P
         stride_bytes=tensor.stride(0) * item_bytes,
         blocks=tensor.shape[0],
     )
+
+
+def _numa_node(tensor: torch.Tensor) -> int | None:
+    """Return the NUMA node of the host memory next to a GPU, as vLLM finds it; None on a CPU."""
+    if not tensor.is_cuda:
+        return None
+    try:
+        node = current_platform.get_device_numa_node(tensor.device.index)
+    except Exception as error:  # noqa: BLE001 -- of vLLM or the driver: memory serves from any node
+        logger.info("The NUMA node of the GPU is unknown: %s", error)
+        return None
+    return None if node is None else int(node)
 
 
 def _engine_stream() -> int:
