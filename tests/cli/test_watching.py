@@ -119,6 +119,11 @@ def test_no_id_is_cut() -> None:
     program |= {"group": "g17", "over_median": 2.34}
     assert "g17 (2.3x)" in shown(300, is_wide=True)
     assert "10/20" in wide
+    # Estimates look like none of the engine's own numbers.
+    assert "~" not in narrow
+    program |= {"estimated": True}
+    assert {"~1.0", "~2.0"} <= set(shown(300, is_wide=True).split())
+    assert "~: estimated in part" in shown(300, is_wide=True)
 
 
 def test_ps_and_why_name_threads_and_implicit_programs(capsys: pytest.CaptureFixture[str]) -> None:
@@ -280,7 +285,7 @@ def test_why_alone_and_status_name_the_program_that_waits_longest(
 def test_status_and_why_say_that_nothing_waits(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    waiting = {"name": None, "flags": [], "state": "waiting_for_memory"}
+    waiting: dict[str, Any] = {"name": None, "flags": [], "state": "waiting_for_memory"}
     rows: list[dict[str, Any]] = []
     monkeypatch.setattr(RemoteGateway, "get", lambda self, path: {"programs": rows, "next": None})
     assert main(["status"]) == 0

@@ -20,6 +20,8 @@ Columns = dict[str, Callable[[Shown], str]]
 
 HINT = 'implicit: calls outside of any program; to open one: `with autellix.program("name"):`'
 
+ESTIMATED = "~: estimated in part, from tokens and the gateway's own times; the engine reports none"
+
 _STATE_STYLES = {
     "up": Style.GREEN,
     ProgramState.IN_ENGINE: Style.GREEN,
@@ -52,6 +54,7 @@ def program_table(
         # The policy has no levels, and with them no ratio.
         columns = {heading: cell for heading, cell in columns.items() if heading not in ("LEVEL", "RATIO")}
     notes = ["... and more (--limit)"] * has_more + [HINT] * any(map(is_implicit, rows))
+    notes += [ESTIMATED] * any(row.get("estimated") for row in rows)
     return _table(terminal, columns, rows, Style.DIM) + notes
 
 
@@ -79,6 +82,11 @@ def _text(name: str) -> Callable[[Shown], str]:
 def _time(name: str) -> Callable[[Shown], str]:
     """Return the cell of a duration (s)."""
     return lambda row: "-" if row[name] is None else seconds(row[name])
+
+
+def _spent(name: str) -> Callable[[Shown], str]:
+    """Return the cell of a duration (s) that is an estimate where no engine reported it."""
+    return lambda row: f"{'~' if row.get('estimated') else ''}{seconds(row[name])}"
 
 
 def _share(name: str) -> Callable[[Shown], str]:
@@ -115,8 +123,8 @@ _COLUMNS: Columns = {
     "NAME": lambda program: shown_name(program) or "-",
     "STATE": _text("state_text"),
     "LEVEL": _text("level"),
-    "SERVICE": _time("service_s"),
-    "WAIT": _time("wait_s"),
+    "SERVICE": _spent("service_s"),
+    "WAIT": _spent("wait_s"),
     "OPEN": _text("active_calls"),
     "DONE": _text("finished_calls"),
     "AGE": _time("age_s"),

@@ -81,8 +81,8 @@ class GatewaySettings:
     """whether there is a [console](../reference/http-api.md#without-the-console): lists of programs, `why`,
     history, overview, events, replay and the live page"""
     page: Annotated[str, one_of(PAGE_CHOICES)] = "auto"
-    """whether the [live page](../guides/observability.md#the-live-page) is at `/autellix/`: `on`, `off`, or `auto`, where only this
-    machine reaches it or keys are needed"""
+    """whether the [live page](../guides/observability.md#the-live-page) is at `/autellix/`: `on`, `off`, or
+    `auto`, where only this machine reaches it or keys are needed"""
     program_idle_s: PositiveFloat = 600.0
     """time after which a program without a running call leaves the table, s"""
     recovery_wait_s: NonNegativeFloat = 60.0

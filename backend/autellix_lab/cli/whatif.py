@@ -23,6 +23,8 @@ from autellix_lab.sim.window import busy_period, program_trace, token_times
 
 LONGER = 1.01
 """From this ratio on a program counts as having taken longer."""
+MOST_ERROR = 0.15
+"""A simulation that is further off on the measured run says nothing of other policies."""
 MAX_PROGRAMS = 1000
 """The most programs of a history that a gateway lists at once."""
 
@@ -194,18 +196,26 @@ def text(answer: Mapping[str, Any]) -> str:
     rows, ratio = answer["programs"], answer["simulated_over_measured"]
     row = next(each for each in rows if each["program_id"] == answer["program_id"])
     longer = sum(each["estimated_s"] > LONGER * each["measured_s"] for each in rows)
+    error = f"Simulator error on the measured run ({answer['policy']}): {100 * (ratio - 1):+.0f} %"
+    if abs(ratio - 1) > MOST_ERROR:
+        return (
+            f"It took {seconds(row['measured_s'])}. {error}, above {100 * MOST_ERROR:.0f} %: no estimate. "
+            "Programs that still run, or ended before the history begins, may have shared the engines."
+        )
     found = (
         f"It took {seconds(row['measured_s'])}. Under {answer['other_policy']} it would have taken about "
         f"{seconds(row['estimated_s'])}, by simulation. "
     )
     if len(rows) > 1:
         found += f"Of the {len(rows)} programs of its busy period, {longer} would have taken longer. "
-    return f"{found}Simulator error on the measured run ({answer['policy']}): {100 * (ratio - 1):+.0f} %."
+    return f"{found}{error}."
 
 
 def _show(answer: Mapping[str, Any], *, is_cut: bool) -> None:
     console = make_console()
     console.print(text(answer), highlight=False)
+    if abs(answer["simulated_over_measured"] - 1) > MOST_ERROR:
+        return
     title = f"{answer['policy']}, measured, and {answer['other_policy']}, estimated"
     table = number_table("PROGRAM", "MEASURED", "ESTIMATED", "RATIO", title=title)
     for row in sorted(answer["programs"], key=lambda row: row["estimated_s"] / row["measured_s"]):

@@ -71,6 +71,8 @@ class ProgramRow:
     intercepted_s: float
     """Time that its tools took at the client."""
     age_s: float
+    estimated: bool
+    """Whether service and waiting are estimates in part, as of calls whose engine reported none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,6 +163,7 @@ def program_row(
         output_tokens=view.output_tokens,
         intercepted_s=view.intercepted_s,
         age_s=age_s,
+        estimated=any(call.receipt.estimated for call in settled),
     )
 
 

@@ -63,6 +63,8 @@ class EndedRow:
     """Calls that were not answered."""
     left_out: int
     """Calls beyond the number that is kept."""
+    estimated: bool
+    """Whether service and waiting are estimates in part."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,6 +227,7 @@ def ended_row(program: PastProgram, viewer: Tenant) -> EndedRow:
         output_tokens=sum(usage.output_tokens for usage in usages),
         failed_calls=sum(call.outcome is not Outcome.OK for call in calls),
         left_out=program.left_out,
+        estimated=any(call.receipt.estimated for call in calls),
     )
 
 

@@ -7,10 +7,11 @@ const HEIGHT = 130;
 const dark = window.matchMedia("(prefers-color-scheme: dark)");
 
 // A line: `name`, `color` (a variable of page.css). Stacked lines are filled, the first at the bottom. `show` is the
-// text of a value; `unit`, a factor and a suffix, that of a place on the axis.
+// text of a value; `unit`, a factor and a suffix, that of a place on the axis. A quiet legend has values only under the
+// cursor: its chart's title has those of the whole range.
 export class Chart {
-  constructor({ label, lines, show, unit = [1, ""], isStacked = false, most = null, height = HEIGHT, x = timeAxis(), isLogarithmic = false, group = null }) {
-    Object.assign(this, { label, lines, show, unit, isStacked, most, height, x, isLogarithmic, group });
+  constructor({ label, lines, show, unit = [1, ""], isStacked = false, most = null, height = HEIGHT, x = timeAxis(), isLogarithmic = false, group = null, isQuiet = false }) {
+    Object.assign(this, { label, lines, show, unit, isStacked, most, height, x, isLogarithmic, group, isQuiet });
     this.plot = null;
     this.data = null;
     this.place = el("div", { class: "plot", tabindex: 0, role: "img", "aria-label": label, keydown: (event) => this.onKey(event), blur: () => this.point(null) });
@@ -86,11 +87,12 @@ export class Chart {
     this.tell(this.isPointed ? plot.cursor.idx : null);
   }
 
-  // The legend has the values under the cursor, else the last ones.
+  // The legend has the values under the cursor, else the last ones or none.
   tell(place) {
     this.rows.forEach((row, number) => {
+      if (place === null && this.isQuiet) return setText(this.values[number], "");
       const value = place === null ? lastKnown(row) : row[place];
-      setText(this.values[number], value === null || value === undefined ? UNKNOWN : this.show(value));
+      return setText(this.values[number], value === null || value === undefined ? UNKNOWN : this.show(value));
     });
   }
 

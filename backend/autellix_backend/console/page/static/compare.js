@@ -9,6 +9,8 @@ import { LongTable } from "./table.js";
 const MOST_RUNS = 6;
 const MOST_FILE_BYTES = 256 * 2 ** 20;
 const MINUTES = 10;
+// A simulation that is further off than this says nothing of the differences between policies.
+const MOST_ERROR_PERCENT = 15;
 const PERCENTS = Array.from({ length: 101 }, (_, percent) => percent);
 
 export class CompareView {
@@ -49,10 +51,14 @@ export class CompareView {
     setText(this.note, "Simulating…");
     try {
       const replay = await this.source.replay(MINUTES);
-      this.show(runsOfReplay(replay));
       const error = Math.round((replay.simulated_over_measured - 1) * 100);
+      const isUnsure = Math.abs(error) > MOST_ERROR_PERCENT;
+      this.show(isUnsure ? [] : runsOfReplay(replay));
       const leftOut = replay.left_out ? ` ${oneOrMany(replay.left_out, "program")} without known tokens left out.` : "";
-      setText(this.note, `Estimates: the measured times plus the simulated differences of the policies. Simulator error on the measured run: ${error > 0 ? "+" : ""}${error} %.${leftOut}`);
+      const errorText = `Simulator error on the measured run: ${error > 0 ? "+" : ""}${error} %`;
+      setText(this.note, isUnsure
+        ? `${errorText}, above ${MOST_ERROR_PERCENT} %: no comparison. Programs that still run, or began before, may have shared the engines.${leftOut}`
+        : `Estimates: the measured times plus the simulated differences of the policies. ${errorText}.${leftOut}`);
     } catch (error) {
       setText(this.note, "");
       if (error.status === 401) this.onFailure(error);

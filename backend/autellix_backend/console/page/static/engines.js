@@ -59,7 +59,7 @@ function silenceOf(engine) {
 
 function factsOf(engine) {
   return factList([
-    ["Saturation", isKnown(engine.saturation) ? share(engine.saturation) : null],
+    ["Saturation", isKnown(engine.saturation) ? `${share(engine.saturation)} of its memory or slots is needed` : null],
     ["Models", (engine.models ?? []).join(", ") || null],
     ["Step", isKnown(engine.mean_step_s) ? seconds(engine.mean_step_s) : null],
     ["Open calls", count(engine.open_calls)],

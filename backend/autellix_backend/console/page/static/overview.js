@@ -3,7 +3,7 @@
 import { freeTokens, kvBar, slotBar } from "./bars.js";
 import { Chart } from "./charts.js";
 import { el, setText } from "./dom.js";
-import { count, isKnown, oneOrMany, rate, seconds, share, UNKNOWN } from "./format.js";
+import { clockTime, count, isKnown, oneOrMany, rate, seconds, share, UNKNOWN } from "./format.js";
 import { noAnswer, poll } from "./polling.js";
 import { STATES, stateBar } from "./states.js";
 
@@ -15,11 +15,11 @@ const PERCENT = [100, " %"];
 
 const CHARTS = [
   {
-    title: "Programs by state", isStacked: true, isWide: true, show: rate, figure: () => "",
+    title: "Programs by state", isStacked: true, isWide: true, show: rate, figure: null,
     lines: STATES.map(({ key, color, text }) => ({ key, name: text, color })),
   },
   {
-    title: "KV memory", isOptional: true, isStacked: true, show: share, unit: PERCENT, most: 1, figure: () => "",
+    title: "KV memory", isOptional: true, isStacked: true, show: share, unit: PERCENT, most: 1, figure: null,
     lines: [{ key: "kv_held", name: "held by calls", color: "used" }, { key: "kv_kept", name: "kept for active programs", color: "kept" }, { key: "kv_reserve", name: "reserve", color: "client" }],
   },
   {
@@ -56,7 +56,7 @@ export class OverviewView {
     this.headline = el("p", { class: "headline" });
     this.bars = el("div", { class: "bars" });
     this.problem = el("p", { class: "bad", role: "status" });
-    this.charts = CHARTS.map((options) => new Chart({ ...options, label: options.title, group: "overview" }));
+    this.charts = CHARTS.map((options) => new Chart({ ...options, label: options.title, group: "overview", isQuiet: options.figure !== null }));
     this.figures = CHARTS.map(() => el("span", { class: "figure" }));
     this.ranges = RANGES.map(([minutes, text]) => el("button", { type: "button", "aria-pressed": String(minutes === this.minutes), click: () => this.choose(minutes) }, text));
     this.cards = CHARTS.map(({ title, isWide }, number) => el("section", { class: isWide ? "card wide" : "card", "aria-label": title },
@@ -109,24 +109,24 @@ export class OverviewView {
 
   draw({ now, load }) {
     this.content.hidden = false;
-    this.headline.replaceChildren(...headlineOf(now));
+    this.headline.replaceChildren(...headlineOf(now, load));
     const bars = [now.programs ? stateBar(now.states) : null, slotBar(now), kvBar(now.kv)];
     this.bars.replaceChildren(...bars.filter(Boolean));
     CHARTS.forEach(({ lines, figure, isOptional }, number) => {
       const rows = lines.map(({ key }) => load.values[key]);
       this.cards[number].hidden = Boolean(isOptional) && !rows.flat().some(isKnown);
       this.charts[number].draw(load.times, rows);
-      setText(this.figures[number], figure(load.totals));
+      if (figure) setText(this.figures[number], figure(load.totals));
     });
   }
 }
 
 // Whether programs wait, for what and since when; else what to do next.
-function headlineOf({ states, programs, engines, engines_up: up, running, slots, kv }) {
+function headlineOf({ states, programs, engines, engines_up: up, running, slots, kv }, load) {
   const down = up < engines ? [el("span", { class: "bad" }, `${count(engines - up)} of ${oneOrMany(engines, "engine")} ${engines - up === 1 ? "is" : "are"} down. `), el("a", { href: "#/engines" }, "Engines"), " "] : [];
   if (!programs) return [...down, "No programs yet. Send a request to ", el("code", {}, new URL("../v1", location.href).href), " and it appears here."];
   const waiting = states.filter(({ state, programs: number }) => number && state.startsWith("waiting"));
-  if (!waiting.length) return [...down, "No program waits."];
+  if (!waiting.length) return [...down, `No program waits. ${lastWaitText(load)}`];
   // With free slots it waits for its prefill.
   const slot = running < slots ? "the engine" : "a batch slot";
   const parts = waiting.map(({ state, programs: number, longest_wait_s: longest }) => {
@@ -135,6 +135,14 @@ function headlineOf({ states, programs, engines, engines_up: up, running, slots,
     return `${oneOrMany(number, "program")} ${number === 1 ? "waits" : "wait"} for ${what}${since}. `;
   });
   return [...down, ...parts, el("a", { href: "#/programs" }, "Which?")];
+}
+
+// When programs waited last in the range that is shown, and how many at most.
+function lastWaitText({ times, values }) {
+  const numbers = times.map((_, place) => (values.waiting_for_memory[place] ?? 0) + (values.waiting_for_slot[place] ?? 0));
+  const last = numbers.findLastIndex((number) => number >= 0.5);
+  if (last < 0) return times.length ? `None has since ${clockTime(times[0])}.` : "";
+  return `The last wait was at ${clockTime(times[last])}; since ${clockTime(times[0])} at most ${oneOrMany(Math.max(...numbers), "program")} waited at once.`;
 }
 
 function memoryText(kv) {

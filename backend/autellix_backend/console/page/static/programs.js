@@ -37,9 +37,9 @@ const LIVE_COLUMNS = [
     style: (row) => `state-${row.state}`,
   },
   { key: "priority", title: "Priority", isMinor: true, value: priorityOf, text: priorityOf, hint: "How urgent it is to its tenant", isShown: (rows) => rows.some((row) => !["", "default"].includes(priorityOf(row))) },
-  number("state_s", "Since", (row) => row.state_s, seconds, { hint: "How long it has been in this state", isMinor: true }),
-  number("wait_s", "Wait", (row) => row.wait_s, seconds, { hint: "Waiting of all its calls, that of open calls up to now" }),
-  number("service_s", "In engine", (row) => row.total_service_s, seconds, { hint: "Engine time of its finished calls", isMinor: true }),
+  number("state_s", "Since", (row) => row.state_s, seconds, { hint: "How long it has been in this state; of a group, the longest", isMinor: true }),
+  spent("wait_s", "Wait", (row) => row.wait_s, { hint: "Waiting of all its calls, that of open calls up to now" }),
+  spent("service_s", "In engine", (row) => row.total_service_s, { hint: "Engine time of its finished calls", isMinor: true }),
   number("level", "Level", (row) => row.level, count, { hint: "Best queue level of its calls; 1 runs first", isMinor: true, isShown: (rows) => rows.some((row) => isKnown(row.level)) }),
   number("ratio", "Wait / run", (row) => row.ratio, factor, { hint: "Waiting over service, by which calls are promoted", isMinor: true, isShown: (rows) => rows.some((row) => isKnown(row.ratio)) }),
   number("active_calls", "Open", (row) => row.active_calls, count, { hint: "Calls that wait or run", isMinor: true }),
@@ -55,9 +55,9 @@ const ENDED_COLUMNS = [
   PROGRAM,
   number("ended_at_s", "Ended", (row) => row.ended_at_s, clockTime, { hint: "When it left the process table", isMinor: true }),
   number("duration_s", "Duration", (row) => row.duration_s, seconds, { hint: "From its first arrival to its last answer" }),
-  number("wait_s", "Wait", (row) => row.wait_s, seconds, { hint: "Waiting of all its calls" }),
+  spent("wait_s", "Wait", (row) => row.wait_s, { hint: "Waiting of all its calls" }),
   number("inactive_s", "For memory", (row) => row.inactive_s, seconds, { hint: "The part of the wait that was for KV memory", isMinor: true }),
-  number("service_s", "In engine", (row) => row.service_s, seconds, { hint: "Engine time of all its calls", isMinor: true }),
+  spent("service_s", "In engine", (row) => row.service_s, { hint: "Engine time of all its calls", isMinor: true }),
   number("finished_calls", "Calls", (row) => row.finished_calls, count, { hint: "Calls that it made", isMinor: true }),
   THREADS,
   number("preemptions", "Preempted", (row) => row.preemptions, count, { hint: "Times that a call lost its slot", isMinor: true, isShown: isSome("preemptions") }),
@@ -66,15 +66,28 @@ const ENDED_COLUMNS = [
   ENGINE,
 ];
 const SUMS = ["active_calls", "finished_calls", "kv_share", "prompt_tokens", "output_tokens", "preemptions", "failed_calls"];
-const MEDIANS = ["state_s", "wait_s", "total_service_s", "level", "ratio", "threads", "age_s", "duration_s", "inactive_s", "service_s"];
+const MEDIANS = ["wait_s", "total_service_s", "level", "ratio", "threads", "age_s", "duration_s", "inactive_s", "service_s"];
 
 function number(key, title, value, show, { hint, isMinor = false, isShown }) {
   return { key, title, value, text: (row) => show(value(row)), isNumber: true, hint, isMinor, isShown };
 }
 
+// Seconds, with "about" where no engine reported them.
+function spent(key, title, value, options) {
+  return { ...number(key, title, value, seconds, options), text: (row) => `${row.estimated && isKnown(value(row)) ? "about " : ""}${seconds(value(row))}` };
+}
+
 function stateOf(row) {
-  if (row.rows) return statesText(row.rows, isNarrow() ? shortState : undefined);
-  return isNarrow() ? shortState(row.state) : row.state_text;
+  const longest = row.isLongest ? (isNarrow() ? `, ${wholeSeconds(row.longest_s)}` : `; longest, ${seconds(row.longest_s)}`) : "";
+  if (row.rows) return statesText(row.rows, isNarrow() ? shortState : undefined) + longest;
+  return (isNarrow() ? shortState(row.state) : row.state_text) + longest;
+}
+
+// Marks the program that has been in a waiting state for the longest time.
+function markLongest(programs) {
+  const waiting = programs.filter((row) => row.state.startsWith("waiting"));
+  const longest = Math.max(...waiting.map((row) => row.state_s));
+  for (const row of programs) Object.assign(row, { isLongest: waiting.length > 1 && waiting.includes(row) && row.state_s === longest, longest_s: longest });
 }
 
 // That of a group, if all its members have the same.
@@ -100,7 +113,11 @@ function groupOf(name, members, isOpen) {
   for (const field of MEDIANS) group[field] = medianOf(valuesOf(members, field));
   group.ended_at_s = Math.max(...valuesOf(members, "ended_at_s"), 0);
   group.engines = [...new Set(members.flatMap((row) => row.engines))].sort();
+  group.estimated = members.some((row) => row.estimated);
+  group.isLongest = members.some((row) => row.isLongest);
+  group.longest_s = members[0].longest_s;
   group.state = members.reduce((most, row) => (urgencyOf(row.state) < urgencyOf(most) ? row.state : most), members[0].state);
+  group.state_s = Math.max(...valuesOf(members.filter((row) => row.state === group.state), "state_s"));
   return group;
 }
 
@@ -222,10 +239,11 @@ export class ProgramsView {
   draw() {
     const words = this.search.value.toLowerCase().split(/\s+/).filter(Boolean);
     const { programs, hasMore } = this.listings[this.shown];
+    if (this.shown === "live") markLongest(programs);
     const found = words.length ? programs.filter((row) => isFound(row, words)) : programs;
     const rows = this.isGrouped && !words.length ? groupsOf(found, (name) => this.isOpen(name)) : found;
     this.tables[this.shown].show(rows);
     const of = words.length ? `${count(found.length)} of ` : "";
-    setText(this.note, `${of}${oneOrMany(programs.length, "program")}${hasMore ? ", the first of more" : ""}${rows.some((row) => row.rows) ? "; groups show sums of counts and medians of times" : ""}`);
+    setText(this.note, `${of}${oneOrMany(programs.length, "program")}${hasMore ? ", the first of more" : ""}${rows.some((row) => row.rows) ? "; groups show sums of counts, medians of times, and the longest time in a state" : ""}`);
   }
 }
