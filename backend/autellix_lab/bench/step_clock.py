@@ -1,6 +1,6 @@
 """An engine's steps as a clock: a machine with other work makes them longer, not more numerous.
 
-A step that prefills is longer than others, so PREFILLED_TOKENS count as one more step.
+A step that prefills is longer than others, so prefilled tokens count, too (`bench.prefill_weight`).
 
 Arrivals in seconds bring more load to an engine that a busy machine slows down, and at twice the capacity
 that doubles the difference. On this clock programs arrive when the engine has made so many steps.
@@ -21,15 +21,13 @@ PERIOD_S = 0.1
 TIMEOUT_S = 60.0
 SAMPLES = "samples"
 """Key of the load generator's last line, which has the samples of the run."""
-PREFILLED_TOKENS = 160
-"""About as many take as long to prefill as a step that only decodes, on two CPU cores."""
-_WEIGHTS = {
-    "iteration_tokens_total_count": 1.0,
-    "iteration_tokens_total_sum": 1 / PREFILLED_TOKENS,
-    "generation_tokens_total": -1 / PREFILLED_TOKENS,
-}
+_STEPS, _TOKENS, _GENERATED = (
+    "iteration_tokens_total_count",
+    "iteration_tokens_total_sum",
+    "generation_tokens_total",
+)
 """vLLM's own counts: steps that generated a token, tokens that they computed, and those generated."""
-_COUNTS = re.compile(rf"^vllm:({'|'.join(_WEIGHTS)})(?:{{.*}})? (\S+)$", re.MULTILINE)
+_COUNTS = re.compile(rf"^vllm:({_STEPS}|{_TOKENS}|{_GENERATED})(?:{{.*}})? (\S+)$", re.MULTILINE)
 
 Sample = tuple[float, float]
 """A time (s from the start of the run) and the steps until then."""
@@ -110,11 +108,15 @@ def steps_at(samples: Sequence[Sample], time_s: float) -> float:
     return begin + min(1.0, max(0.0, share)) * (end - begin)
 
 
-def step_reader(session: aiohttp.ClientSession, engine_url: str) -> Callable[[], Awaitable[float]]:
+def step_reader(
+    session: aiohttp.ClientSession, engine_url: str, prefilled_tokens: float
+) -> Callable[[], Awaitable[float]]:
     """Return a function that reads the steps of a vLLM server, over all its ranks, in its metrics.
 
-    It raises `ValueError` if the server does not count them, and `aiohttp.ClientError` if it does not answer.
+    So many prefilled tokens count as one more step; none do if they are infinite. The function raises
+    `ValueError` if the server does not count steps, and `aiohttp.ClientError` if it does not answer.
     """
+    weights = {_STEPS: 1.0, _TOKENS: 1 / prefilled_tokens, _GENERATED: -1 / prefilled_tokens}
 
     async def read() -> float:
         timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
@@ -122,6 +124,6 @@ def step_reader(session: aiohttp.ClientSession, engine_url: str) -> Callable[[],
             found = _COUNTS.findall(await response.text())
         if not found:
             raise ValueError(f"{engine_url}/metrics has no vllm:iteration_tokens_total")
-        return sum(_WEIGHTS[name] * float(value) for name, value in found)
+        return sum(weights[name] * float(value) for name, value in found)
 
     return read

@@ -12,7 +12,6 @@ from rich.table import Table
 from rich.text import Text
 
 from autellix_lab.bench.report import LoadComparison, comparison_table, format_number
-from autellix_lab.bench.step_clock import PREFILLED_TOKENS
 from autellix_lab.demo.comparison import PartComparison
 from autellix_lab.demo.parts import PLAIN, DemoOptions
 
@@ -46,7 +45,7 @@ def last_screen(
         yield lost_verdict(report["lost_calls"], report["errors"])
     else:
         medians = f"Medians of {rounds} and their ratios. " if options.rounds > 1 else ""
-        yield f"{medians}Steps: {PREFILLED_TOKENS} prefilled tokens count as one more.\n"
+        yield f"{medians}{_weights(found)}\n"
         yield summary_table(loads)
         for policy in loads[0].policies[1:]:
             name = f"{policy}: " if len(options.policies) > 2 else ""
@@ -99,6 +98,12 @@ def summary_table(loads: Sequence[LoadComparison]) -> Table:
         shares = [f"{load.cached_share(policy):.0%}" for policy in load.policies]
         table.add_row("  prompts found in the cache", *shares)
     return table
+
+
+def _weights(found: Sequence[PartComparison]) -> str:
+    """Return the sentence on what counts as a step."""
+    weights = " and ".join(f"{item.calibration.prefilled_tokens:.0f} with {item.load.name}" for item in found)
+    return f"So many prefilled tokens count as one more step, as they take as long: {weights}."
 
 
 def _cells(figures: Sequence[float], by_round: Sequence[Sequence[float]]) -> list[str]:
@@ -193,8 +198,8 @@ def _machine(load: LoadComparison, policy: str) -> str:
         # Other work on the machine would not meet the same policy each time.
         favoured = policy if min(ratios) > 1 else base
         return (
-            f"{found} That is so in every round: this machine prefills faster than the clock takes it to, "
-            f"and steps favour {favoured}. Compare seconds there, too."
+            f"{found} That is so in every round, so other work is not the reason: steps favour {favoured}. "
+            "Compare seconds there, too."
         )
     return f"{found} The machine was slower there: compare steps, not seconds."
 

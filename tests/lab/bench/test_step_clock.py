@@ -119,7 +119,7 @@ async def test_a_gap_waits_for_as_many_steps_from_where_it_begins(engine: Engine
 
 
 async def test_steps_are_those_of_all_ranks_in_vllms_metrics() -> None:
-    """And prefilled tokens, of which 160 count as one."""
+    """And prefilled tokens, of which so many count as one."""
     lines = [
         "# TYPE vllm:iteration_tokens_total histogram",
         'vllm:iteration_tokens_total_bucket{engine="0",le="1.0"} 5.0',
@@ -133,7 +133,8 @@ async def test_steps_are_those_of_all_ranks_in_vllms_metrics() -> None:
     runner, url = await served("\n".join(lines))
     try:
         async with aiohttp.ClientSession() as session:
-            assert await step_reader(session, url)() == 1209
+            found = [await step_reader(session, url, tokens)() for tokens in (160, 320, math.inf)]
+            assert found == [1209, 1208, 1207]
     finally:
         await runner.cleanup()
 

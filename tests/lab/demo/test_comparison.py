@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -21,10 +22,11 @@ from autellix_lab.demo.comparison import comparison_report, run_parts
 from autellix_lab.demo.parts import SCARCE, DemoOptions, demo_parts
 
 STEP_S = 0.01
+TOKEN_S = STEP_S / 400
 
 
 class FakeBackend:
-    """A backend that is ready at once, and answers each token after a step."""
+    """A backend that is ready at once, answers each token after a step, and prefills 400 in one."""
 
     alive: int = 0
     most_alive: int = 0
@@ -68,7 +70,7 @@ def replay(job: ReplayJob, _watch: Callable[[CallResult], None]) -> list[CallRes
     for program, arrival_s in zip(job.programs, job.arrivals_s, strict=True):
         now_s = arrival_s
         for call in program.calls:
-            end_s = now_s + STEP_S * call.decode_tokens
+            end_s = now_s + STEP_S * call.decode_tokens + TOKEN_S * call.new_tokens
             results.append(
                 CallResult(
                     program=program.program_id,
@@ -164,11 +166,17 @@ def test_both_parts_are_measured_in_steps(options: DemoOptions, monkeypatch: pyt
     monkeypatch.setattr("autellix_lab.bench.compare.replay", recording)
     found = play(dataclasses.replace(options, rounds=3))
 
-    assert all(job.engine_url == f"{job.base_url}-engine" for job in jobs)
+    probes = [job for job in jobs if job.salt == "calibration:prefill"]
+    assert all(job.engine_url == f"{job.base_url}-engine" for job in jobs if job not in probes)
     rounds = [job for job in jobs if not job.salt.startswith("calibration")]
     assert [job.step_s for job in rounds] == pytest.approx([STEP_S] * 12)
-    measured = [job.salt for job in jobs if job.base_url == "http://slots-fcfs" and job not in rounds]
-    assert measured == ["calibration:warm-up 0", "calibration:first"]
+    assert [job.prefilled_tokens for job in rounds] == pytest.approx([400.0] * 12)
+    measured = [job for job in jobs if job.base_url == "http://slots-fcfs" and job not in rounds]
+    assert [(job.salt, job.prefilled_tokens) for job in measured] == [
+        ("calibration:warm-up 0", math.inf),
+        ("calibration:prefill", math.inf),
+        ("calibration:first", pytest.approx(400.0)),
+    ]
     for item in found:
         for run in item.load.runs:
             steps, seconds = (run.summary.metrics[name]["mean"] for name in ("latency_steps", "latency_s"))
