@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable
+from typing import Any
 
 from aiohttp import web
 from msgspec.structs import replace
@@ -118,10 +119,10 @@ class FakeEngine(FakeApi):
         self._failure = None
         self.listen()
 
-    def listen(self) -> None:
-        """Open the report address, as a process that is new."""
+    def listen(self, **changes: Any) -> None:
+        """Open the report address, as a process that is new, with these changes of its facts."""
         if self.report_endpoints:
-            facts = replace(_FACTS, engine=secrets.token_hex(8), policy=self._policy)
+            facts = replace(_FACTS, engine=secrets.token_hex(8), policy=self._policy, **changes)
             [address] = self.report_endpoints
             self.report_server = ReportServer(address, self._report_secret, lambda: facts)
 

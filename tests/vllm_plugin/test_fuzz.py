@@ -46,3 +46,10 @@ def test_a_load_that_fails_while_the_next_step_has_begun_fails_its_call_alone() 
     """A script that long runs have found: two steps overlap, and the first of them cannot load."""
     tally = examine("--seeds", "1795935522887236-1795935522887236")
     assert (tally["scripts"], tally["upstream"]) == (1, 0)
+
+
+def test_calls_that_run_in_one_step_in_two_take_as_long_as_those_that_take_turns() -> None:
+    """A script that long runs have found: with two steps under way, tokens come in 327 steps, or in 514."""
+    tally = examine("--seeds", "1795938178954101-1795938178954101")
+    assert (tally["scripts"], tally["plain"]) == (1, 1)
+    assert tally["most_steps"] < 1.1

@@ -37,8 +37,8 @@ def note_change(change: EngineChange) -> None:
 
 
 def note_reporting(handle: EngineHandle) -> None:
-    """Print which of our features are active at an engine that others run."""
-    if not handle.engine.is_owned:
+    """Print which of our features are active at an engine that others run, or that is in vLLM's own order."""
+    if not handle.engine.is_owned or handle.link.runs_own_order:
         note(f"{handle.name}: {handle.reporting.text}")
 
 

@@ -73,7 +73,7 @@ def _list(gateway: RemoteGateway, *, is_json: bool, is_wide: bool) -> int:
         for engine in answer["engines"]:
             if engine["failure"] is not None:
                 print(f"{engine['name']}: {engine['failure']}")
-            if engine["reporting"] != "local":
+            if engine["reporting"] != "local" or not engine["sends_reports"]:
                 print(f"{engine['name']}: {engine['scheduling']}")
     return 0
 

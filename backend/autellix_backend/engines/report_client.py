@@ -115,8 +115,18 @@ class ReportClient:
 
     @property
     def is_up(self) -> bool:
-        """Whether reports arrive."""
+        """Whether the engine answers."""
         return self.state is LinkState.UP
+
+    @property
+    def degraded(self) -> EngineFacts | None:
+        """The facts of the first rank that runs vLLM's own order; None where our scheduler orders calls."""
+        return next((self.facts[rank] for rank in sorted(self.facts) if self.facts[rank].is_degraded), None)
+
+    @property
+    def runs_own_order(self) -> bool:
+        """Whether the engine leaves all calls to vLLM's own order, and so reports none."""
+        return bool(self.facts) and all(facts.is_degraded for facts in self.facts.values())
 
     @property
     def is_local(self) -> bool:

@@ -265,6 +265,9 @@ class GatewayMetrics:
             "engine_refusing", "Whether the engine fails calls by its own fault, and is paused.", "engine"
         )
         self.engine_reports = make.gauge("engine_reports", "Whether the engine's reports arrive.", "engine")
+        self.engine_degraded = make.gauge(
+            "engine_degraded", "Whether our scheduler does not fit the engine or has failed there.", "engine"
+        )
         self.engine_restarts = make.counter(
             "engine_restarts", "Restarts of a dead or hung engine, failed attempts included.", "engine"
         )

@@ -92,7 +92,12 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     kv_tokens: int | None
     """The tokens that fit into its KV memory; None if contexts take none."""
     is_degraded: bool = False
-    """Whether our scheduler has failed there, so that calls are in order of arrival."""
+    """Whether calls are in vLLM's own order, because our scheduler does not fit it or has failed.
+
+    Such an engine sends no reports and no snapshots.
+    """
+    problem: str = ""
+    """Why; empty if the engine's log has it."""
     dropped: int = 0
     """The messages that it could not send so far."""
 

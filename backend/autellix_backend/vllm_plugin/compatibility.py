@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import re
 from operator import attrgetter
 from typing import Any
@@ -62,6 +63,22 @@ def vllm_version() -> str:
     import vllm
 
     return str(vllm.__version__)
+
+
+def plugin_version() -> str:
+    """Return the version of our scheduler."""
+    try:
+        return importlib.metadata.version("autellix")
+    except importlib.metadata.PackageNotFoundError:
+        # Copied without its metadata.
+        return "unknown"
+
+
+def engine_rank(vllm_config: Any) -> int:
+    """Return the data-parallel rank of an engine core, from 0."""
+    parallel = vllm_config.parallel_config
+    # vLLM sets the rank itself to 0 where the ranks are independent of each other.
+    return int(getattr(parallel, "data_parallel_index", parallel.data_parallel_rank))
 
 
 def _has(owner: Any, path: str) -> bool:

@@ -33,13 +33,6 @@ class SchedulerState:
         self.blocks = EngineBlocks(scheduler)
 
     @property
-    def rank(self) -> int:
-        """The data-parallel rank of this engine core, from 0."""
-        parallel = self._scheduler.vllm_config.parallel_config
-        # vLLM sets the rank itself to 0 where the ranks are independent of each other.
-        return int(getattr(parallel, "data_parallel_index", parallel.data_parallel_rank))
-
-    @property
     def step_costs(self) -> StepCosts:
         """What computing tokens again costs in steps."""
         budget = int(self._scheduler.max_num_scheduled_tokens)

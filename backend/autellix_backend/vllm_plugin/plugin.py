@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.metadata
 import logging
 import math
 import secrets
@@ -22,7 +21,7 @@ from autellix_backend.core.preemption import has_earned
 from autellix_backend.core.recording import MachineRecorder
 from autellix_backend.reports.call_arguments import read_identity
 from autellix_backend.reports.link import EngineFacts
-from autellix_backend.vllm_plugin.compatibility import vllm_version
+from autellix_backend.vllm_plugin.compatibility import engine_rank, plugin_version, vllm_version
 from autellix_backend.vllm_plugin.decisions import StepDecisions
 from autellix_backend.vllm_plugin.engine_state import SchedulerState, cached_tokens_of
 from autellix_backend.vllm_plugin.host_tier import HostTier
@@ -58,13 +57,13 @@ class SchedulerPlugin:
             )
         blocks = self.engine.blocks
         kv_tokens = blocks.capacity_tokens
-        engine_id, rank = secrets.token_hex(8), self.engine.rank
+        engine_id, rank = secrets.token_hex(8), engine_rank(scheduler.vllm_config)
         self.record: RecordFile | None = None
         """The record of the scheduler's events, if there is to be one."""
         recorder = None
         if settings.record_dir is not None:
             self.record = RecordFile(Path(settings.record_dir) / f"{engine_id}-rank{rank}.jsonl.gz")
-            about = {"autellix": _version(), "vllm": vllm_version()}
+            about = {"autellix": plugin_version(), "vllm": vllm_version()}
             recorder = MachineRecorder(self.record.write, secrets.token_bytes(), about)
         self.tracker = CallTracker(
             settings, kv_tokens, blocks.hash_block_tokens, blocks.fill, self.engine.step_costs, recorder
@@ -73,7 +72,7 @@ class SchedulerPlugin:
         self.facts = EngineFacts(
             engine=engine_id,
             rank=rank,
-            version=_version(),
+            version=plugin_version(),
             vllm=vllm_version(),
             policy=machine.policy.name,
             has_admission=machine.admission.memory is not None,
@@ -85,7 +84,7 @@ class SchedulerPlugin:
         self.prices = PreemptionPrices(connector, machine, scheduler.block_size)
         self.host_tier = HostTier(connector, self.engine, self.tracker)
         self.decisions = StepDecisions(self.engine, self.tracker, self.prices, self.host_tier)
-        self._reporter = SnapshotReporter(self.tracker, self.engine.rank)
+        self._reporter = SnapshotReporter(self.tracker, self.facts.rank)
         self._steps = StepTimes()
         self._session_over: str | None = None
         """The streaming session whose end vLLM is about to make."""
@@ -289,11 +288,3 @@ class SchedulerPlugin:
         # Only where a waiting request may take the slot of a running one, priorities are compared.
         if self.is_in_charge and self.tracker.machine.preempts:
             self.engine.order.rerank(request)
-
-
-def _version() -> str:
-    try:
-        return importlib.metadata.version("autellix")
-    except importlib.metadata.PackageNotFoundError:
-        # Copied without its metadata.
-        return "unknown"

@@ -35,6 +35,7 @@ from autellix_backend.vllm_plugin.compatibility import (
     vllm_version,
     why_incompatible,
 )
+from autellix_backend.vllm_plugin.own_order import report_own_order
 from autellix_backend.vllm_plugin.plugin import SchedulerPlugin
 from autellix_backend.vllm_plugin.report_server import ReportServer
 from autellix_backend.vllm_plugin.settings import PluginSettings
@@ -43,6 +44,7 @@ from autellix_backend.vllm_plugin.settings import PluginSettings
 logger = logging.getLogger("vllm.autellix")
 
 _FAILED = "Autellix scheduling failed; this engine goes on in order of arrival"
+_FAILED_AT_START = "its scheduler has failed as it started (see above)"
 
 # For the type checker the mixin has vLLM's scheduler below it, which it gets by being mixed in.
 if TYPE_CHECKING:
@@ -61,6 +63,8 @@ class ProgramSchedulerMixin(_Host):
     """The source of time; a test may set another."""
     plugin: SchedulerPlugin | None = None
     """Our part; None where it does not fit this vLLM."""
+    _own_order: ReportServer | None = None
+    """Tells gateways why it does not; None where it does."""
     is_on_trial = False
     """Whether this is the small scheduler of a trial."""
 
@@ -73,9 +77,9 @@ class ProgramSchedulerMixin(_Host):
         self.is_degraded = problem is not None
         if problem is None:
             self._set_up(settings)
-        else:
-            logger.warning("Autellix: %s; this engine goes on in vLLM's own order", problem)
-        if settings.report_address is not None and self.plugin is not None and not self.is_degraded:
+        if problem is not None or self.is_degraded:
+            self._own_order = report_own_order(self.vllm_config, problem or _FAILED_AT_START)
+        elif settings.report_address is not None and self.plugin is not None:
             address = address_of_rank(settings.report_address, self.plugin.facts.rank)
             self.plugin.tracker.reports = ReportServer(address, report_secret(), self.facts)
 
@@ -162,6 +166,8 @@ class ProgramSchedulerMixin(_Host):
 
     def shutdown(self) -> None:
         """Stop reporting and recording, and let vLLM end its own."""
+        if self._own_order is not None:
+            self._try(self._own_order.close)
         if self.plugin is not None and self.plugin.tracker.reports is not None:
             self._try(self.plugin.tracker.settle_left)
             self._try(self.plugin.tracker.reports.close)

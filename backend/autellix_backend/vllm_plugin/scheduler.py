@@ -7,11 +7,9 @@ starts.
 from __future__ import annotations
 
 import copy
-import logging
 from typing import Any
 
-# Below vLLM's own logger, whose handler shows it.
-logger = logging.getLogger("vllm.autellix")
+from autellix_backend.vllm_plugin.own_order import report_own_order
 
 
 class AutellixScheduler:
@@ -25,18 +23,17 @@ class AutellixScheduler:
 def _scheduler_class(vllm_config: Any) -> Any:
     if vllm_config.diffusion_config is not None:
         # It decodes by whole canvases, which vLLM schedules by a class of its own.
-        logger.warning("Autellix: not for diffusion models; this engine goes on in vLLM's own order")
-        return _stock_class(vllm_config)
+        return _stock_class(vllm_config, "not for diffusion models")
     try:
         from autellix_backend.vllm_plugin import program_scheduler as ours
     except Exception as error:  # noqa: BLE001 -- whatever a strange vLLM does, the engine starts
-        logger.warning("Autellix: not for this vLLM (%s); this engine goes on in vLLM's own order", error)
-        return _stock_class(vllm_config)
+        return _stock_class(vllm_config, f"not for this vLLM ({error})")
     is_async = vllm_config.scheduler_config.async_scheduling
     return ours.AsyncProgramScheduler if is_async else ours.SyncProgramScheduler
 
 
-def _stock_class(vllm_config: Any) -> Any:
+def _stock_class(vllm_config: Any, problem: str) -> Any:
+    report_own_order(vllm_config, problem)
     config = copy.copy(vllm_config.scheduler_config)
     config.scheduler_cls = None
     if vllm_config.diffusion_config is not None:

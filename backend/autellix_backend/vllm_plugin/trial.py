@@ -2,10 +2,9 @@
 
 A scheduler like the engine's is made beside it, small, with its own memory: two slots and a few blocks. Some
 calls arrive, are held back, preempted, resumed, aborted and end within some forty steps, which take a
-fraction of a second. In place of the model, a runner keeps what each KV slot holds and checks it before it is
-read; the next token follows from all before it. So whatever vLLM does otherwise than in the releases that we
-know shows as an error of ours, a wrong block, a wrong answer, a call that does not end or one that starts out
-of turn.
+fraction of a second, with a runner in place of the model (`trial_runner.py`). So whatever vLLM does otherwise
+than in the releases that we know shows as an error of ours, a wrong block, a wrong answer, a call that does
+not end or one that starts out of turn.
 """
 
 from __future__ import annotations
@@ -13,18 +12,15 @@ from __future__ import annotations
 import copy
 import hashlib
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from vllm import SamplingParams
 from vllm.v1.core.kv_cache_utils import BlockHash
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
-from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
 from autellix_backend.vllm_plugin.request_order import QUEUE_NAMES
+from autellix_backend.vllm_plugin.trial_runner import TrialRunner, WrongKVError, answer
 
 BLOCK_TOKENS = 16
 BLOCKS, SLOTS, STEP_TOKENS = 8, 2, 48
@@ -65,7 +61,7 @@ def why_unfit(scheduler: Any) -> str | None:
     try:
         _Trial(_small(scheduler)).run()
     except Exception as error:  # noqa: BLE001 -- whatever a strange vLLM does, the engine starts
-        kind = "" if isinstance(error, TrialError) else f"{type(error).__name__}: "
+        kind = "" if isinstance(error, (TrialError, WrongKVError)) else f"{type(error).__name__}: "
         return f"{kind}{error}"
     return None
 
@@ -127,7 +123,7 @@ class _Trial:
         self._now = 0.0
         scheduler.clock = lambda: self._now
         self._queues = {name: getattr(scheduler, name, None) for name in QUEUE_NAMES}
-        self._runner = _Runner()
+        self._runner = TrialRunner(BLOCK_TOKENS)
         self._pool = scheduler.kv_cache_manager.block_pool
         self._free_blocks = self._pool.get_num_free_blocks()
         self._under_way: deque[tuple[Any, Any]] = deque()
@@ -213,111 +209,18 @@ class _Trial:
 
     def _check_end(self) -> None:
         for name, prompt_tokens, answer_tokens in _CALLS:
-            expected = _answer(_prompt(name, prompt_tokens), answer_tokens)
-            answer = self._answers[name]
+            expected = answer(_prompt(name, prompt_tokens), answer_tokens, ignores_end=True)
+            found = self._answers[name]
             if name == _ABORTED:
-                expected = expected[: len(answer)]
-            if answer != expected:
-                raise TrialError(f"call {name} has a wrong answer: {answer}, not {expected}")
+                expected = expected[: len(found)]
+            if found != expected:
+                raise TrialError(f"call {name} has a wrong answer: {found}, not {expected}")
         if not self._scheduler.plugin.decisions.slot_preemptions:
             raise TrialError("no call was preempted for another one")
         if not self._held_back:
             raise TrialError("no call was held back by admission")
         if missing := self._free_blocks - self._pool.get_num_free_blocks():
             raise TrialError(f"{missing} blocks are still held")
-
-
-@dataclass(slots=True)
-class _Tokens:
-    """What the runner knows of a request."""
-
-    prompt: list[int]
-    blocks: list[int]
-    computed: int
-    output: list[int] = field(default_factory=list)
-
-    @property
-    def all(self) -> list[int]:
-        return self.prompt + self.output
-
-
-class _Runner:
-    """Executes steps by the protocol of vLLM's model runners, old and new."""
-
-    def __init__(self) -> None:
-        self._slots: dict[tuple[int, int], int] = {}
-        self._requests: dict[str, _Tokens] = {}
-        self._batch: frozenset[str] = frozenset()
-
-    def execute(self, output: Any) -> ModelRunnerOutput:
-        """Execute a step."""
-        self._update(output)
-        reads: list[Callable[[], None]] = []
-        sampled: dict[str, list[int]] = {}
-        for name, count in output.num_scheduled_tokens.items():
-            request = self._requests[name]
-            # Nobody reads before all have written.
-            reads.append(
-                partial(self._check, name, request, request.all[: request.computed], request.computed)
-            )
-            sampled[name] = self._compute(name, request, count)
-        for read in reads:
-            read()
-        return ModelRunnerOutput(
-            req_ids=[*sampled],
-            req_id_to_index={name: place for place, name in enumerate(sampled)},
-            sampled_token_ids=[*sampled.values()],
-        )
-
-    def _update(self, output: Any) -> None:
-        for name in output.finished_req_ids:
-            self._requests.pop(name, None)
-        for new in output.scheduled_new_reqs:
-            (blocks,) = new.block_ids
-            request = _Tokens(list(new.prompt_token_ids), list(blocks), new.num_computed_tokens)
-            # The new runner gets a resumed request as a new one.
-            request.output = list((getattr(new, "prefill_token_ids", None) or [])[len(request.prompt) :])
-            self._requests[new.req_id] = request
-        cached = output.scheduled_cached_reqs
-        for place, name in enumerate(cached.req_ids):
-            request, more = self._requests[name], cached.new_block_ids[place]
-            count = cached.num_output_tokens[place]
-            del request.output[count:]
-            if name in cached.resumed_req_ids:
-                (request.blocks,) = map(list, more)
-            elif more is not None:
-                request.blocks.extend(*more)
-            request.computed = cached.num_computed_tokens[place]
-            if name not in self._batch and name in cached.all_token_ids and count:
-                # The persistent batch of the old runner has forgotten it.
-                request.output = list(cached.all_token_ids[name][-count:])
-        self._batch = frozenset(output.num_scheduled_tokens)
-
-    def _compute(self, name: str, request: _Tokens, count: int) -> list[int]:
-        tokens, end = request.all, request.computed + count
-        if end > len(tokens):
-            raise TrialError(f"call {name} is to compute tokens to {end} and has {len(tokens)}")
-        value = _kept(tokens[: request.computed])
-        for position in range(request.computed, end):
-            value = _kept(tokens[position : position + 1], value)
-            self._slots[self._slot(name, request, position)] = value
-        if end < len(tokens):
-            return []
-        request.output.append(_next(value))
-        return [_next(value)]
-
-    def _check(self, name: str, request: _Tokens, tokens: list[int], computed: int) -> None:
-        value = _kept(())
-        for position in range(computed):
-            value = _kept(tokens[position : position + 1], value)
-            if self._slots.get(slot := self._slot(name, request, position)) != value:
-                raise TrialError(f"call {name} reads a wrong token {position} in block {slot[0]}")
-
-    def _slot(self, name: str, request: _Tokens, position: int) -> tuple[int, int]:
-        place, offset = divmod(position, BLOCK_TOKENS)
-        if place >= len(request.blocks) or request.blocks[place] == 0:
-            raise TrialError(f"call {name} has no block for token {position}")
-        return request.blocks[place], offset
 
 
 def _place(tracker: Any, name: str) -> float:
@@ -332,25 +235,6 @@ def _hash_blocks(request: Request) -> list[BlockHash]:
     return [BlockHash(hashlib.sha256(repr(list(tokens[:end])).encode()).digest()) for end in ends]
 
 
-def _kept(tokens: Sequence[int], value: int = 7) -> int:
-    """Return what the runner keeps of the last of some tokens behind others, of which it has kept a value."""
-    for token in tokens:
-        value = (value * 31 + token + 1) % 1_000_003
-    return value
-
-
-def _next(value: int) -> int:
-    return value % 97 + 1
-
-
 def _prompt(name: str, tokens: int) -> list[int]:
     """Return a prompt that begins like those of all other calls."""
     return [*range(1, 17), *(ord(name) + number % 5 for number in range(tokens - 16))]
-
-
-def _answer(prompt: list[int], tokens: int) -> list[int]:
-    value, answer = _kept(prompt), list[int]()
-    for _ in range(tokens):
-        answer.append(_next(value))
-        value = _kept(answer[-1:], value)
-    return answer

@@ -199,6 +199,48 @@ async def test_a_plain_server_in_its_place_is_ordered_here_again() -> None:
         assert (await rig.get("/readyz"))["status"] == "ready"
 
 
+async def test_an_engine_that_our_scheduler_does_not_fit_is_ordered_here() -> None:
+    """It says why, and no call waits for its report."""
+    address, behaviour = free_address(), FakeBehaviour(sends_reports=False)
+    there = engine_of_others(address, behaviour=behaviour)
+    async with there as engine, gateway(engine, max_in_flight=1) as rig:
+        await rig.reports("up")
+        assert engine.report_server is not None
+        await asyncio.to_thread(engine.report_server.close)
+        why = "it runs vLLM's own order: this vLLM 0.34 lacks waiting"
+        engine.listen(is_degraded=True, problem="this vLLM 0.34 lacks waiting")
+        await until(lambda: rig.handle.queue.has_policy)
+        assert (await rig.chat())["autellix"]["estimated"] is True
+        row = await rig.engine()
+        assert (row["reporting"], row["sends_reports"], row["ordered_by"]) == ("up", False, "gateway")
+        assert f"{why}; ordered by the gateway (plas), at most 1 call in flight" in row["scheduling"]
+        assert (await rig.get("/readyz"))["reason"] == f"fake-0: {why}"
+        async with rig.client.get(rig.url + "/metrics") as response:
+            assert 'autellix_engine_degraded{engine="fake-0"} 1.0' in await response.text()
+        await asyncio.to_thread(engine.report_server.close)
+        engine.listen()
+        await until(lambda: not rig.handle.queue.has_policy)
+        await until(lambda: rig.handle.reporting.problem is None)
+
+
+async def test_an_engine_whose_scheduler_has_failed_is_not_silent() -> None:
+    """It sends no snapshots any more; its calls are not cut off for that."""
+    async with engine_of_others(behaviour=SLOW) as engine, gateway(engine) as rig:
+        await rig.reports("up")
+        assert engine.report_server is not None
+        engine.report_server.broadcast(snapshot())
+        await until(lambda: rig.handle.snapshots.merged is not None)
+        call = asyncio.create_task(rig.chat())
+        await until(lambda: rig.handle.silence_s() > 0.0)
+        await asyncio.to_thread(engine.report_server.close)
+        engine.listen(is_degraded=True)
+        await until(lambda: rig.handle.link.runs_own_order)
+        assert rig.handle.silence_s() == 0.0
+        assert rig.handle.snapshots.merged is None
+        call.cancel()
+        await asyncio.gather(call, return_exceptions=True)
+
+
 async def test_a_restart_between_two_probes_is_noticed() -> None:
     address = free_address()
     async with engine_of_others(address) as engine, gateway(engine) as rig:

@@ -67,7 +67,6 @@ def test_an_engine_that_reports() -> None:
             1,
             "this gateway has another policy (boost), so their charges differ",
         ),
-        (replace(FACTS, is_degraded=True), 1, "the Autellix scheduler failed there"),
         (FACTS, 3, "2 of its 3 ranks do not report"),
     ],
 )
@@ -76,6 +75,33 @@ def test_what_is_wrong_with_an_engine_that_reports(facts: EngineFacts, ranks: in
     assert found.problem is not None
     assert problem in found.problem
     assert found.text.endswith(found.problem)
+
+
+@pytest.mark.parametrize(
+    ("facts", "why"),
+    [
+        (
+            replace(FACTS, is_degraded=True),
+            "it runs vLLM's own order: the Autellix scheduler failed there (see the engine's log)",
+        ),
+        (
+            replace(FACTS, is_degraded=True, problem="this vLLM 0.34 lacks waiting"),
+            "it runs vLLM's own order: this vLLM 0.34 lacks waiting",
+        ),
+    ],
+)
+def test_an_engine_in_vllms_own_order(facts: EngineFacts, why: str) -> None:
+    """The gateway orders its calls, where it can; one rank of several makes it a problem only."""
+    assert said(link_in(LinkState.UP, facts), is_ordered_here=True) == Reporting(
+        state="up",
+        text=f"Autellix scheduler 1 on vLLM 0.32.0: {why}; ordered by whom it says; usage is estimated from "
+        "tokens",
+        is_ordered_here=True,
+        problem=why,
+    )
+    in_part = said(link_in(LinkState.UP, FACTS, replace(facts, rank=1), ranks=2))
+    assert (in_part.is_ordered_here, in_part.problem) == (False, why)
+    assert in_part.text.endswith(why)
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,6 @@ from tests.vllm_plugin.fuzz.checks import (
 from tests.vllm_plugin.fuzz.faults import plant_fault
 from tests.vllm_plugin.fuzz.model import KVRunner
 from tests.vllm_plugin.fuzz.scripts import WINDOW, Event, Image, Script, make_script
-from tests.vllm_plugin.fuzz.tokens import END, TOKENS, answer
 from vllm import SamplingParams
 from vllm.config import KVTransferConfig
 from vllm.engine.arg_utils import EngineArgs
@@ -66,6 +65,7 @@ from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
 from autellix_backend.vllm_plugin.scheduler import AutellixScheduler
+from autellix_backend.vllm_plugin.trial_runner import END, TOKENS, answer
 
 _MODEL_CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -95,7 +95,10 @@ class Outcome:
     outputs: dict[str, list[int]] = field(default_factory=dict)
     ends: dict[str, str] = field(default_factory=dict)
     steps: int = 0
-    """Those that had tokens."""
+    """Those that had tokens, or had to wait for those of steps before.
+
+    With two steps under way, calls that run together in every second step take as long as calls in turns.
+    """
     preemptions: int = 0
     fault: str | None = None
     """The method that has raised on purpose."""
@@ -173,8 +176,8 @@ class Player:
             )
         output = scheduler.schedule(True) if is_throttled else scheduler.schedule()
         scheduled: int = output.total_num_scheduled_tokens
+        self.outcome.steps += bool(scheduled or self._under_way)
         self._under_way.append((output, self._runner.execute(output)))
-        self.outcome.steps += scheduled > 0
         self._now += setup.step_s * (0.5 + self._generator.random() if scheduled else 1.0)
         depth = {"sync": 1, "v2-pipelined": 3}.get(setup.mode, 2)
         while self._under_way and (len(self._under_way) >= depth or not scheduled):

@@ -164,13 +164,14 @@ class EngineHandle:
         """The processes that its reports come from, by rank."""
         metrics.set_engine(engine.name, is_up=True)
         metrics.engine_reports.labels(engine.name).set_function(lambda: self.sends_reports)
+        metrics.engine_degraded.labels(engine.name).set_function(lambda: self.link.degraded is not None)
         self.supervisor.subscribe(self.on_change)
         self.supervisor.watch_silence(self.silence_s)
 
     @property
     def sends_reports(self) -> bool:
         """Whether its reports of what calls cost arrive here at present."""
-        return self.link.is_up
+        return self.link.is_up and not self.link.runs_own_order
 
     @property
     def reporting(self) -> Reporting:
@@ -297,15 +298,19 @@ class EngineHandle:
             # It was restarted between two probes.
             self._forget()
         self._processes = processes
-        if self.link.is_up and self.queue.has_policy:
+        if self.link.runs_own_order:
+            # It does not send another one.
+            self.snapshots.clear()
+        if self.sends_reports and self.queue.has_policy:
             self.queue.use(ArrivalOrdering())
-        elif self.link.state is LinkState.ABSENT:
+        else:
             self._order_here()
         self._on_link_change(self)
 
     def _is_plain(self) -> bool:
-        """Return whether it is known to have no scheduler of ours."""
-        return not self.engine.report_endpoints or self.link.state is LinkState.ABSENT
+        """Return whether it is known to have no scheduler of ours that works."""
+        is_absent = not self.engine.report_endpoints or self.link.state is LinkState.ABSENT
+        return is_absent or self.link.runs_own_order
 
     def _order_here(self) -> None:
         """Order the calls of an engine without our scheduler, as far as it states what that needs."""

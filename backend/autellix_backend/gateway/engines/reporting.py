@@ -47,6 +47,8 @@ def reporting_of(
     if link is None:
         text = f"a server without the Autellix scheduler: {plain}"
         return Reporting(state=NONE, text=text, is_ordered_here=is_ordered_here)
+    if link.is_up and link.runs_own_order:
+        return _own_order(link, plain, is_ordered_here=is_ordered_here)
     if link.is_up:
         return _linked(link, config)
     problem = _problem(link)
@@ -60,6 +62,22 @@ def reporting_of(
     else:
         problem_text = f"{problem}: ordered by the engine; {ESTIMATED}"
     return Reporting(state=link.state, text=problem_text, problem=problem)
+
+
+def _own_order(link: ReportClient, plain: str, *, is_ordered_here: bool) -> Reporting:
+    facts, problem = link.first_facts, _degradation(link)
+    assert facts is not None
+    text = f"Autellix scheduler {facts.version} on vLLM {facts.vllm}: {problem}; {plain}"
+    state = LOCAL if link.is_local else link.state
+    return Reporting(state=state, text=text, problem=problem, is_ordered_here=is_ordered_here)
+
+
+def _degradation(link: ReportClient) -> str | None:
+    """Return that the engine runs vLLM's own order, and why; None if it does not."""
+    if link.degraded is None:
+        return None
+    why = link.degraded.problem or "the Autellix scheduler failed there (see the engine's log)"
+    return f"it runs vLLM's own order: {why}"
 
 
 def _linked(link: ReportClient, config: SchedulerConfig) -> Reporting:
@@ -77,8 +95,8 @@ def _linked(link: ReportClient, config: SchedulerConfig) -> Reporting:
 
 
 def _disagreement(link: ReportClient, facts: EngineFacts, config: SchedulerConfig) -> str | None:
-    if any(each.is_degraded for each in link.facts.values()):
-        return "the Autellix scheduler failed there, so calls are in order of arrival (see the engine's log)"
+    if problem := _degradation(link):
+        return problem
     if facts.policy != config.policy:
         return f"this gateway has another policy ({config.policy}), so their charges differ"
     if missing := len(link.endpoints) - len(link.facts):
