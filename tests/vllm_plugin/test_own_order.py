@@ -13,6 +13,7 @@ from tests.report_links import SECRET, free_address, linked
 from autellix_backend.engines.report_client import LinkState
 from autellix_backend.vllm_plugin import own_order
 from autellix_backend.vllm_plugin.own_order import report_own_order
+from autellix_backend.vllm_plugin.report_server import ReportServer
 from autellix_backend.vllm_plugin.scheduler import AutellixScheduler
 
 
@@ -66,10 +67,14 @@ def test_the_engine_starts_without_a_report_address_and_with_a_wrong_one(section
 
 async def test_a_release_that_has_moved_its_modules_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """Our scheduler cannot even be imported there."""
-    address, servers = free_address(), list[Any]()
+    address, servers = free_address(), list[ReportServer]()
+
+    def make(*args: Any) -> ReportServer:
+        servers.append(ReportServer(*args))
+        return servers[-1]
+
     monkeypatch.setitem(sys.modules, "autellix_backend.vllm_plugin.program_scheduler", None)
-    make = own_order.ReportServer
-    monkeypatch.setattr(own_order, "ReportServer", lambda *args: servers.append(make(*args)) or servers[0])
+    monkeypatch.setattr(own_order, "ReportServer", make)
     assert isinstance(AutellixScheduler(config_with(report_address=address)), StockScheduler)
     try:
         async with linked(address) as gateway:
