@@ -25,6 +25,8 @@ LONGER = 1.01
 """From this ratio on a program counts as having taken longer."""
 MOST_ERROR = 0.15
 """A simulation that is further off on the measured run says nothing of other policies."""
+BLOCK_TOKENS = 16
+"""vLLM's own size of a block on a GPU; a server's metrics do not state it."""
 MAX_PROGRAMS = 1000
 """The most programs of a history that a gateway lists at once."""
 
@@ -74,15 +76,20 @@ def settings_of(
     """Return the engines as they report themselves, with times fitted to the calls, and their scheduler.
 
     Raises:
-        InputError: if no engine reports its slots.
+        InputError: if the number of calls that run at once is known of no engine.
     """
-    known = [engine for engine in engines if engine["slots"]]
+    known = [engine for engine in engines if engine["slots"] or engine["max_in_flight"]]
     if not known:
         raise InputError(
-            "no engine reports its slots; expected one with the Autellix scheduler, and a call of it"
+            "no engine reports its slots; expected one with the Autellix scheduler and a call of it, or a "
+            "bound on the calls in flight, set in engine.max_in_flight or learned once calls wait"
         )
-    slots, blocks = known[0]["slots"], known[0]["kv_total_blocks"]
-    block_tokens = known[0]["kv_block_tokens"]
+    first = known[0]
+    slots, blocks, block_tokens = first["slots"], first["kv_total_blocks"], first["kv_block_tokens"]
+    if not slots:
+        # A server without our scheduler: what the gateway has learned of it.
+        slots, block_tokens = first["max_in_flight"], BLOCK_TOKENS
+        blocks = first["kv_tokens"] // block_tokens if first["kv_tokens"] else None
     prompt_s, output_s = token_times(programs)
     model = EngineModel(
         name="history",

@@ -32,6 +32,7 @@ HISTORY = [
     program("elsewhere", 500.0, 0.1, SHORT),
 ]
 ENGINE = {"name": "replica-0", "slots": 1, "kv_total_blocks": 100_000, "kv_block_tokens": 16}
+ENGINE |= {"max_in_flight": None, "kv_tokens": None}
 SCHEDULER = {"policy": "plas", "preemption": "always", "bounds": [0.1, 1.0], "unknown_to_us": 1}
 
 
@@ -105,6 +106,22 @@ def test_a_threshold_that_is_never_reached_is_null(answers: dict[str, Any]) -> N
     settings = whatif.settings_of([ENGINE], scheduler, [answers["/history/short"]])
 
     assert settings.scheduler.beta == math.inf
+
+
+def test_a_server_without_our_scheduler_is_known_by_what_the_gateway_learned(answers: dict[str, Any]) -> None:
+    """With nothing installed in the engine the gateway observes, and tells what ordering would gain."""
+    plain = {"name": "remote-0", "slots": None, "kv_total_blocks": None, "kv_block_tokens": None}
+    learned = [
+        {**plain, "max_in_flight": 6, "kv_tokens": 5728},
+        {**plain, "max_in_flight": None, "kv_tokens": None},
+    ]
+    settings = whatif.settings_of(learned, SCHEDULER, [answers["/history/short"]])
+    model = settings.model
+    assert (model.max_num_seqs, model.kv_blocks, model.block_tokens, settings.engines) == (6, 358, 16, 1)
+    unbounded = whatif.settings_of(
+        [{**learned[0], "kv_tokens": None}], SCHEDULER, [answers["/history/short"]]
+    )
+    assert unbounded.model.kv_blocks is None
 
 
 def test_what_the_history_cannot_tell_is_an_error(

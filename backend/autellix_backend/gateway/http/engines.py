@@ -83,6 +83,8 @@ class EngineRow:
     kv_share: float | None = None
     kv_total_blocks: int | None = None
     kv_block_tokens: int | None = None
+    kv_tokens: int | None = None
+    """The size of its KV memory, as a vLLM server without our scheduler states it in its metrics."""
     kv: KvMemory | None = None
     """Who holds its KV memory."""
     level_calls: tuple[int, ...] | None = None
@@ -208,6 +210,7 @@ def _row(member: EngineHandle) -> EngineRow:
         decode_s_per_token=member.speed.decode_s_per_token,
         snapshot_age_s=view.age_s,
         memory_wait_s=member.memory.mean_wait_s if member.memory else None,
+        kv_tokens=member.engine.kv_tokens,
         kv=kv_memory(view),
         **(_load(view.snapshot) if view.snapshot else {}),
         **(_working_set(member.admission) if member.admission else {}),
