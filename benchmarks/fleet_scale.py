@@ -47,8 +47,9 @@ from autellix_backend.core.balance.memory import memory_of
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.machine import Machine
 from autellix_backend.gateway.calls.body import parse_body
-from autellix_backend.gateway.calls.call import GatewayCall
+from autellix_backend.gateway.calls.call import GatewayCall, ReceivedCall
 from autellix_backend.gateway.calls.dialects import CHAT_COMPLETIONS
+from autellix_backend.gateway.engines.refusals import Caller
 from autellix_backend.gateway.tenancy.tenants import Tenant
 from autellix_backend.gateway.wiring import Gateway
 from autellix_backend.identity.identity import read_identity
@@ -169,7 +170,8 @@ class Fleet:
         names = [f"remote-{number}" for number in range(engines)]
         remote = [RunningEngine(name, f"http://{name}:8000", ()) for name in names]
         self._gateway: Gateway = create_app(Settings(), *remote, clock=lambda: self._now).state.gateway
-        self._gateway.registry.subscribe(on_begun=self._gateway.router.on_begun)
+        router = self._gateway.router
+        self._gateway.registry.subscribe(on_begun=lambda call: router.on_begun(call.start.program_id))
         self._engines = {name: SimulatedEngine() for name in names}
         self._random = random.Random(programs)
         self._numbers = count()
@@ -239,7 +241,7 @@ class Fleet:
 
     async def begin(self, program: PlannedProgram) -> GatewayCall:
         """Route and begin the next call of a program."""
-        call = GatewayCall(
+        request = ReceivedCall(
             dialect=CHAT_COMPLETIONS,
             tenant=Tenant(),
             identity=read_identity({PROGRAM_ID.lower(): program.name}, {}, "c"),
@@ -247,11 +249,12 @@ class Fleet:
             body=msgspec.structs.replace(
                 self._bodies[program.tool_list], size_bytes=BYTES_PER_TOKEN * program.tokens
             ),
+            caller=Caller(program.name, "", "m"),
         )
         with self._timed("decision"):
-            self._gateway.router.assign(call)
+            assigned = self._gateway.router.assign(request)
         with self._timed("begin"):
-            await self._gateway.registry.begin(call)
+            call = await self._gateway.registry.begin(assigned)
         self._gateway.registry.on_sent(call)
         return call
 
@@ -260,7 +263,7 @@ class Fleet:
         usage = Usage(program.tokens, OUTPUT_TOKENS, program.held_tokens)
         with self._timed("settle"):
             await self._gateway.registry.settle(call, Outcome.OK, has_reports=False, read_usage=lambda: usage)
-            self._gateway.router.release(call)
+            self._gateway.router.release(call.assigned)
         program.calls_left -= 1
         program.held_tokens = program.tokens + OUTPUT_TOKENS
         program.tokens = program.held_tokens + self._random.randint(*ADDED_TOKENS)

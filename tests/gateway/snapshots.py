@@ -10,7 +10,7 @@ from autellix_backend.console.explain.overview import Overview
 from autellix_backend.gateway.calls.call import GatewayCall
 from autellix_backend.gateway.engines.view import EngineView
 from autellix_backend.reports.snapshot import CallSnapshot, EngineSnapshot
-from autellix_backend.stores.base import ProgramView
+from autellix_backend.stores.base import Inherited, ProgramView
 
 ENGINE = "replica-0"
 NOW = 130.0
@@ -60,7 +60,8 @@ def snapshot(*calls: CallSnapshot, **fields: Any) -> EngineSnapshot:
 def open_call(key: str = "key-1", program_id: str = "p", **fields: Any) -> GatewayCall:
     """Return an open call of a program, which began 5 s before the moment of `overview`."""
     headers = {"x-autellix-program-id": program_id, "x-autellix-call-id": f"call-{key}"}
-    defaults: dict[str, Any] = {"began_s": NOW - 5.0, "engine": ENGINE, "level": 2, "entry_service_s": 1.4}
+    inherited = Inherited(service_s=1.4, program_service_s=0.0, wait_s=0.0)
+    defaults: dict[str, Any] = {"began_s": NOW - 5.0, "engine": ENGINE, "level": 2, "inherited": inherited}
     return open_calls.open_call(headers, key=key, **{**defaults, **fields})
 
 

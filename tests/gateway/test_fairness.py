@@ -9,8 +9,8 @@ from starlette.requests import Request
 from starlette.types import Message
 from tests.waiting import PATIENCE_S
 
+from autellix_backend.gateway.errors import ClientGoneError
 from autellix_backend.gateway.fairness import AnswerTurns, FairStart
-from autellix_backend.gateway.requests import ClientGoneError
 from autellix_backend.gateway.tenancy.tenants import Tenant
 
 GONE: Message = {"type": "http.disconnect"}

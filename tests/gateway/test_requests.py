@@ -8,8 +8,7 @@ import pytest
 from starlette.types import Message
 
 from autellix_backend.gateway.errors import NotFoundError
-from autellix_backend.gateway.requests import pause_after, run_while_connected
-from autellix_backend.gateway.tenancy.intake import LONG_BODY_BYTES
+from autellix_backend.gateway.requests import run_while_connected
 
 
 class Client:
@@ -88,16 +87,3 @@ async def test_work_that_ends_as_its_client_leaves_has_ended() -> None:
     task = asyncio.current_task()
     assert task is not None
     assert task.cancelling() == 0
-
-
-@pytest.mark.parametrize(("size_bytes", "rounds"), [(LONG_BODY_BYTES, 0), (LONG_BODY_BYTES + 1, 1)])
-async def test_a_step_over_a_long_body_lets_others_advance(size_bytes: int, rounds: int) -> None:
-    made = 0
-
-    def count() -> None:
-        nonlocal made
-        made += 1
-
-    asyncio.get_running_loop().call_soon(count)
-    await pause_after(size_bytes)
-    assert made == rounds

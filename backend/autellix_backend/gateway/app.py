@@ -12,6 +12,7 @@ from starlette.routing import BaseRoute
 
 from autellix_backend.gateway.calls.dialects import DIALECTS
 from autellix_backend.gateway.calls.exchange import CallEndpoint
+from autellix_backend.gateway.calls.reception import Reception
 from autellix_backend.gateway.http import admin, engines, sessions
 from autellix_backend.gateway.http.authentication import MAX_REQUESTS, Authentication
 from autellix_backend.gateway.http.call_paths import CallPaths
@@ -87,17 +88,21 @@ def make_app(
 
 def _engine_routes(gateway: Gateway) -> list[AsgiRoute]:
     max_body_bytes = gateway.settings.gateway.max_body_bytes
-    serve_call = partial(
-        CallEndpoint,
-        tenants=gateway.tenants,
+    reception = Reception(
         tokens=gateway.tokens,
         resolver=gateway.resolver,
         models=gateway.models,
+        new_id=gateway.registry.new_id,
+        max_body_bytes=max_body_bytes,
+    )
+    serve_call = partial(
+        CallEndpoint,
+        tenants=gateway.tenants,
+        intake=gateway.intake,
+        reception=reception,
         router=gateway.router,
         registry=gateway.registry,
         arguments=gateway.arguments,
-        intake=gateway.intake,
-        max_body_bytes=max_body_bytes,
     )
     passthrough = PassthroughEndpoint(
         gateway.pool,

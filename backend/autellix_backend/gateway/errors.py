@@ -118,6 +118,10 @@ class GatewayError(Exception):
         return msgspec.json.encode({"error": error})
 
 
+class ClientGoneError(Exception):
+    """The client went away before its request was complete; no answer can be sent."""
+
+
 class InvalidRequestError(GatewayError, status=HTTPStatus.BAD_REQUEST, code="invalid_request"):
     """The body, a header, a parameter or an id is malformed; `param` names it."""
 

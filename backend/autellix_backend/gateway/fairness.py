@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 from starlette.requests import Request
 
-from autellix_backend.gateway.requests import ClientGoneError
+from autellix_backend.gateway.errors import ClientGoneError
 from autellix_backend.gateway.tenancy.tenants import Tenant
 from autellix_backend.pauses import Pauses
 

@@ -9,7 +9,7 @@ from autellix_backend.console.history import groups as groups_module
 from autellix_backend.console.history.groups import ProgramGroups
 from autellix_backend.console.history.history import PastProgram, ProgramHistory
 from autellix_backend.gateway.calls.call import GatewayCall
-from autellix_backend.gateway.tenancy.tenants import Tenant
+from autellix_backend.gateway.calls.settlement import make_settled
 from autellix_backend.observe.settled_call import Outcome
 from autellix_backend.reports.receipt import Receipt
 
@@ -31,15 +31,14 @@ class Rig:
         named = {"x-autellix-program-id": program}
         if group is not None:
             named["x-autellix-group"] = group
-        call = open_call(named, key=str(self.count), began_s=self.now)
-        call.tenant = Tenant(name=tenant)
+        call = open_call(named, key=str(self.count), began_s=self.now, tenant=tenant)
         self.history.on_call_begun(call)
         self.groups.on_call_begun(call)
         return call
 
     def end(self, call: GatewayCall, at_s: float) -> None:
         self.now = at_s
-        self.history.on_call_settled(call.settled(RECEIPT, Outcome.OK, self.now, ended_at_s=0.0))
+        self.history.on_call_settled(make_settled(call, RECEIPT, Outcome.OK, self.now, 0.0))
         self.history.on_program_ended(call.start.program_id)
 
     def living(self, program: str) -> PastProgram:

@@ -11,7 +11,7 @@ from tests.gateway.open_calls import open_call
 from autellix_backend.console.history import history as history_module
 from autellix_backend.console.history.history import ProgramHistory
 from autellix_backend.gateway.calls.call import GatewayCall
-from autellix_backend.gateway.tenancy.tenants import Tenant
+from autellix_backend.gateway.calls.settlement import make_settled
 from autellix_backend.observe.settled_call import Outcome
 from autellix_backend.reports.receipt import Receipt
 from autellix_backend.stores.base import Adoption
@@ -36,8 +36,7 @@ class Rig:
     ) -> GatewayCall:
         self.count += 1
         named = {"x-autellix-program-id": program, "x-autellix-call-id": call_id or f"call-{self.count}"}
-        call = open_call(named, key=str(self.count), began_s=self.now)
-        call.tenant = Tenant(name=tenant)
+        call = open_call(named, key=str(self.count), began_s=self.now, tenant=tenant)
         call.start = replace(call.start, adopts=adopts)
         self.history.on_call_begun(call)
         return call
@@ -45,7 +44,7 @@ class Rig:
     def settle(self, call: GatewayCall, took_s: float = 1.0, **receipt: Any) -> None:
         self.now += took_s
         values = {"call_id": "c", "program_id": "p", "wait_s": 0.0, "service_s": 0.0, **receipt}
-        settled = call.settled(Receipt(**values), Outcome.OK, self.now, ended_at_s=0.0)
+        settled = make_settled(call, Receipt(**values), Outcome.OK, self.now, 0.0)
         self.history.on_call_settled(settled)
 
     def play(self, program: str, tenant: str = "", calls: int = 1, call_id: str | None = None) -> None:

@@ -17,9 +17,11 @@ from tests.waiting import until
 
 from autellix_backend.core.statistics import PRIOR_SPREAD
 from autellix_backend.engines.remote import RemoteEngine
+from autellix_backend.gateway.calls.exchange import pause_after
 from autellix_backend.gateway.classes import LEAST_PROGRAMS
 from autellix_backend.gateway.engines.upstream import AT_ONCE_S, EngineResetError, Upstream
 from autellix_backend.gateway.errors import EngineAnswerError, EngineUnavailableError
+from autellix_backend.gateway.tenancy.intake import LONG_BODY_BYTES
 from autellix_backend.observe.metrics import GatewayMetrics
 from autellix_backend.settings import Settings
 
@@ -320,3 +322,16 @@ async def test_admission_alone_reads_classes_and_ends(serve: Any) -> None:
         (call,) = rig.engine.calls
         assert call.xargs["autellix_class"] == "/react"
         assert "autellix_work" not in call.xargs
+
+
+@pytest.mark.parametrize(("size_bytes", "rounds"), [(LONG_BODY_BYTES, 0), (LONG_BODY_BYTES + 1, 1)])
+async def test_a_step_over_a_long_body_lets_others_advance(size_bytes: int, rounds: int) -> None:
+    made = 0
+
+    def count() -> None:
+        nonlocal made
+        made += 1
+
+    asyncio.get_running_loop().call_soon(count)
+    await pause_after(size_bytes)
+    assert made == rounds

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.fakes.engine import FakeBehaviour, Fault
 from tests.gateway.engine_reports import report_of
-from tests.gateway.open_calls import arrived_call
+from tests.gateway.open_calls import assigned_call
 from tests.observe.settled_calls import TRACEPARENT
 
 from autellix_backend.core.config import SchedulerConfig
@@ -38,8 +38,7 @@ async def test_subscribers_are_called_once_for_each_call_in_their_order() -> Non
         on_begun=lambda call: noted.append(("second", call.start.key)),
         on_settled=lambda settled: noted.append(("last", settled.start.key)),
     )
-    call = arrived_call({})
-    await registry.begin(call)
+    call = await registry.begin(assigned_call({}))
     receipt = await registry.settle(call, Outcome.OK, has_reports=False)
 
     assert await registry.settle(call, Outcome.ABORTED, has_reports=False) is receipt
@@ -50,8 +49,7 @@ async def test_subscribers_are_called_once_for_each_call_in_their_order() -> Non
 async def test_an_engine_reports_its_own_calls_only_and_not_without_end() -> None:
     """The ids of calls can be guessed."""
     registry = make_registry()
-    call = arrived_call({})
-    await registry.begin(call)
+    call = await registry.begin(assigned_call({}))
     report = report_of(call.engine_key)
     registry.on_report("fake-1", report)
     assert (call.reports, call.has_reports.is_set()) == ([], False)
@@ -64,8 +62,7 @@ async def test_an_engine_reports_its_own_calls_only_and_not_without_end() -> Non
 
 async def test_an_aborted_call_waits_for_the_step_that_it_was_in() -> None:
     registry = make_registry(report_wait_s=0.2)
-    call = arrived_call({})
-    await registry.begin(call)
+    call = await registry.begin(assigned_call({}))
     settling = asyncio.create_task(registry.settle(call, Outcome.ABORTED, has_reports=True))
     # Longer than any other call waits.
     await asyncio.sleep(0.3)

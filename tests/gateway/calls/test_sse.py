@@ -9,7 +9,7 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.gateway.open_calls import arrived_call
+from tests.gateway.open_calls import open_call
 
 from autellix_backend.gateway.calls.dialects import DIALECTS
 from autellix_backend.gateway.calls.reply import RelayedStream
@@ -22,9 +22,8 @@ RESPONSE = b'{"type": "response.cancelled", "response": {"id": "resp_1"}}'
 
 
 def relayed(path: str = "/v1/chat/completions", fields: dict[str, int] | None = None) -> RelayedStream:
-    call = arrived_call({}, body=json.dumps(fields or {}).encode())
-    call.dialect = next(dialect for dialect in DIALECTS if dialect.path == path)
-    return RelayedStream(call)
+    dialect = next(dialect for dialect in DIALECTS if dialect.path == path)
+    return RelayedStream(open_call({}, key="c~1", body=json.dumps(fields or {}).encode(), dialect=dialect))
 
 
 def split(chunks: list[bytes], path: str = "/v1/chat/completions") -> tuple[bytes, bytes]:

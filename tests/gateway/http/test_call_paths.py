@@ -8,8 +8,8 @@ import pytest
 from fastapi import FastAPI
 from starlette.types import Message, Receive, Scope, Send
 
+from autellix_backend.gateway.errors import ClientGoneError
 from autellix_backend.gateway.http.call_paths import CallPaths
-from autellix_backend.gateway.requests import ClientGoneError
 
 
 class Marked:

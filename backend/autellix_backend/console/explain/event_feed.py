@@ -109,7 +109,7 @@ class EventFeed:
         """Publish that a call began."""
         if self._subscriptions:
             self._publish_call(
-                "begun", call.start, level=call.level, inherited_service_s=call.entry_service_s
+                "begun", call.start, level=call.level, inherited_service_s=call.inherited.service_s
             )
 
     def on_call_settled(self, settled: SettledCall) -> None:

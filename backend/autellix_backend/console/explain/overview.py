@@ -139,7 +139,7 @@ class Overview:
         waited_s = (
             state_s if state in WAITING else max((report.wait_s for report in call.reports), default=0.0)
         )
-        has_begun = state is ProgramState.IN_ENGINE and call.first_bytes_s is not None
+        has_begun = state is ProgramState.IN_ENGINE and call.answer.first_bytes_s is not None
         return CallPlace(
             state=state,
             phase=EnginePhase.DECODE if has_begun else None,
@@ -236,7 +236,7 @@ def _present_entries(
 
 def _has_ended(call: GatewayCall) -> bool:
     """Return whether the engine has reported the end of a call whose answer is on its way."""
-    return len(call.reports) >= call.body.record_count
+    return len(call.reports) >= call.request.body.record_count
 
 
 def _place_in_engine(entry: CallSnapshot, snapshot: EngineSnapshot, age_s: float) -> CallPlace:
@@ -264,7 +264,7 @@ def _state_of(entry: CallSnapshot, snapshot: EngineSnapshot) -> ProgramState:
 def _phase_of(entry: CallSnapshot, call: GatewayCall) -> EnginePhase | None:
     """Return what a running call does; an engine of an earlier version does not say so."""
     if entry.is_decoding is None:
-        return None if call.first_bytes_s is None else EnginePhase.DECODE
+        return None if call.answer.first_bytes_s is None else EnginePhase.DECODE
     return EnginePhase.DECODE if entry.is_decoding else EnginePhase.PREFILL
 
 
@@ -282,7 +282,7 @@ def _unseen_states(calls: list[GatewayCall], engine: EngineView | None) -> Mappi
     for call in sorted(calls, key=_sent_order):
         if _has_ended(call):
             state = ProgramState.IN_ENGINE
-        elif call.first_bytes_s is not None:
+        elif call.answer.first_bytes_s is not None:
             state = ProgramState.IN_ENGINE
             free -= 1
         elif _needs_memory(call, engine, taken_tokens):
@@ -290,14 +290,14 @@ def _unseen_states(calls: list[GatewayCall], engine: EngineView | None) -> Mappi
         else:
             state = ProgramState.IN_ENGINE if free >= 1 else ProgramState.WAITING_FOR_SLOT
             free -= 1
-            taken_tokens += call.prompt_tokens
+            taken_tokens += call.assigned.prompt_tokens
         states[call.start.key] = state
     return states
 
 
 def _sent_order(call: GatewayCall) -> tuple[bool, float]:
     """Return the place of a call among those sent: streams that have begun hold slots."""
-    return call.first_bytes_s is None, math.inf if call.sent_s is None else call.sent_s
+    return call.answer.first_bytes_s is None, math.inf if call.sent_s is None else call.sent_s
 
 
 def _free_slots(engine: EngineView) -> float:
@@ -331,5 +331,5 @@ def _needs_memory(call: GatewayCall, engine: EngineView, taken_tokens: int) -> b
     program_id = call.start.program_id
     if program_id in memory.known:
         return program_id in memory.inactive
-    needed_tokens = admission.working_set_tokens + taken_tokens + call.prompt_tokens
+    needed_tokens = admission.working_set_tokens + taken_tokens + call.assigned.prompt_tokens
     return needed_tokens > admission.capacity_tokens or demand.inactive_calls > 0

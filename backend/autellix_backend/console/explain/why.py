@@ -104,7 +104,7 @@ def explain_call(
         level=call.level,
         priority=call.start.hints.priority,
         expected_return_s=call.start.hints.return_s,
-        inherited_service_s=call.entry_service_s,
+        inherited_service_s=call.inherited.service_s,
     )
     hints = sentences.joined(
         sentences.priority_text(call.start.hints.priority, config),

@@ -161,7 +161,7 @@ class ProgramHistory:
         if program is None:
             program = self._live[program_id] = PastProgram(
                 program_id=program_id,
-                tenant=call.tenant.name,
+                tenant=call.request.tenant.name,
                 start_s=call.began_s,
                 began_at_s=self._wall_clock(),
             )

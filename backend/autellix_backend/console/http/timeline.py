@@ -19,6 +19,7 @@ from autellix_backend.console.http.history import TimelineCall, finished_row
 from autellix_backend.console.http.parameters import ConsoleParts, CurrentOverview, Ended, Living, Turn
 from autellix_backend.console.http.programs import ONE_PROGRAM
 from autellix_backend.gateway.calls.call import GatewayCall
+from autellix_backend.gateway.calls.settlement import make_settled
 from autellix_backend.gateway.http.bodies import json_response
 from autellix_backend.gateway.http.parameters import Viewer, unknown_program
 from autellix_backend.gateway.http.refusals import refusals
@@ -150,14 +151,14 @@ def _open_call(call: GatewayCall, overview: Overview, origin_s: float) -> tuple[
         preemptions=0 if entry is None else entry.preemptions,
         estimated=True,
     )
-    settled = call.settled(receipt, Outcome.ABORTED, overview.now, ended_at_s=0.0)
+    settled = make_settled(call, receipt, Outcome.ABORTED, overview.now, 0.0)
     row = replace(
         finished_row(settled, origin_s),
         state=place.state,
         state_text=place.text,
         outcome=None,
         finish_s=None,
-        output_tokens=call.streamed_events or None,
+        output_tokens=call.answer.streamed_events or None,
         spans=parts,
     )
     return settled, row
@@ -183,8 +184,8 @@ def open_spans(call: GatewayCall, overview: Overview, origin_s: float) -> tuple[
         if not entry.is_running:
             waits = SpanKind.PREEMPTED if entry.preemptions else SpanKind.WAITING
             moves.append((SpanKind.INACTIVE if entry.inactive_place is not None else waits, now_s))
-    if call.first_bytes_s is not None and moves[-1][1] < now_s and not (entry and entry.preemptions):
-        moves.append((SpanKind.PREFILL, call.first_bytes_s - origin_s))
+    if call.answer.first_bytes_s is not None and moves[-1][1] < now_s and not (entry and entry.preemptions):
+        moves.append((SpanKind.PREFILL, call.answer.first_bytes_s - origin_s))
         moves.append((SpanKind.DECODE, now_s))
     else:
         moves.append((SpanKind.ENGINE, now_s))

@@ -18,17 +18,16 @@ from http import HTTPStatus
 from aiohttp import ClientResponse
 from starlette.types import Receive, Scope, Send
 
-from autellix_backend.gateway.calls.body import CallBody, bounded, parse_body
 from autellix_backend.gateway.calls.call import GatewayCall
 from autellix_backend.gateway.calls.dialects import Dialect
 from autellix_backend.gateway.calls.outbound import EngineArguments, engine_request
+from autellix_backend.gateway.calls.reception import Reception
 from autellix_backend.gateway.calls.registry import CallRegistry
 from autellix_backend.gateway.calls.reply import RelayedStream, Reply
 from autellix_backend.gateway.calls.router import Router
 from autellix_backend.gateway.calls.sse import begins_stream, engine_error_event, error_event
 from autellix_backend.gateway.calls.usage import read_usage
 from autellix_backend.gateway.engines.handle import EngineHandle
-from autellix_backend.gateway.engines.models import ModelLists
 from autellix_backend.gateway.engines.refusals import cut, error_status, fault_of, retry_after_s, words_of
 from autellix_backend.gateway.engines.upstream import MAY_HAVE_RUN, EngineResetError
 from autellix_backend.gateway.errors import (
@@ -41,18 +40,9 @@ from autellix_backend.gateway.errors import (
     ShuttingDownError,
     UnavailableError,
 )
-from autellix_backend.gateway.requests import (
-    check_values,
-    pause_after,
-    read_body,
-    read_headers,
-    run_while_connected,
-)
-from autellix_backend.gateway.sessions.session_tokens import SessionTokens
-from autellix_backend.gateway.tenancy.intake import Intake
+from autellix_backend.gateway.requests import run_while_connected
+from autellix_backend.gateway.tenancy.intake import LONG_BODY_BYTES, Intake
 from autellix_backend.gateway.tenancy.tenants import Tenants
-from autellix_backend.identity.errors import InvalidIdentityError
-from autellix_backend.identity.identity import Identity, IdentityResolver, read_identity
 from autellix_backend.observe.settled_call import Outcome, Usage
 from autellix_backend.raw_json import is_object
 from autellix_backend.reports.receipt import Receipt
@@ -64,14 +54,11 @@ class CallEndpoint:
 
     dialect: Dialect
     tenants: Tenants
-    tokens: SessionTokens
-    resolver: IdentityResolver
-    models: ModelLists
+    intake: Intake
+    reception: Reception
     router: Router
     registry: CallRegistry
     arguments: EngineArguments
-    intake: Intake
-    max_body_bytes: int
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one call.
@@ -80,42 +67,19 @@ class CallEndpoint:
             GatewayError: if the call fails before its answer has begun.
             ClientGoneError: if the client leaves before the end of its request.
         """
-        tenant, dialect = self.tenants.of(scope), self.dialect
-        with self.intake.hold(tenant) as hold:
-            headers = read_headers(scope)
-            data = await read_body(headers, receive, hold, self.max_body_bytes, "gateway.max_body_bytes")
-            # A long body takes milliseconds in each of these steps.
-            await hold.pause()
-            await check_values(data, hold)
-            await hold.pause()
-            body = bounded(parse_body(data, dialect), tenant.limits, dialect)
-            await hold.pause()
-            tenant.check_model(body.model)
-            await self.models.check(body.model)
-            named = _identity(headers, body, self.registry.new_id()).scoped_to(tenant.name)
-            verified = await self.tokens.verify(named, headers, tenant)
-            identity = await self.resolver.resolve(
-                verified, body.fields, tenant.name, offers_tools=body.offers_tools
-            )
-            call = GatewayCall(
-                dialect=dialect,
-                tenant=tenant,
-                identity=identity,
-                headers=headers,
-                body=body,
-            )
-            self.router.assign(call)
-            # From here on the body counts as part of its call.
-            hold.release()
-            try:
-                await self.registry.begin(call)
-                # Not before: a refused call must leave nothing in bounded tables.
-                self.router.on_begun(call)
-                self.resolver.remember(identity, tenant.name)
-                reply = Reply(self.registry, call, send)
-                await Exchange(self.router, self.registry, self.arguments, call, reply).run(receive)
-            finally:
-                self.router.release(call)
+        with self.intake.hold(self.tenants.of(scope)) as hold:
+            request = await self.reception.receive(self.dialect, scope, receive, hold)
+            assigned = self.router.assign(request)
+        # From here on the body counts as part of its call.
+        try:
+            call = await self.registry.begin(assigned)
+            # Not before: a refused call must leave nothing in bounded tables.
+            self.router.on_begun(request.identity.program)
+            self.reception.resolver.remember(request.identity, request.tenant.name)
+            reply = Reply(self.registry, call, send)
+            await Exchange(self.router, self.registry, self.arguments, call, reply).run(receive)
+        finally:
+            self.router.release(assigned)
 
 
 @dataclass(slots=True, eq=False)
@@ -139,7 +103,7 @@ class Exchange:
     async def run(self, receive: Receive) -> None:
         """Answer the call until its client disconnects, and settle it."""
         is_cut_off = False
-        if self.call.body.is_streaming and self.call.dialect.stream_ends:
+        if self.call.request.body.is_streaming and self.call.request.dialect.stream_ends:
             self.reply.keep_alive()
         try:
             await run_while_connected(self._attempt_all(), receive)
@@ -158,8 +122,8 @@ class Exchange:
         try:
             # Here, where a call that is cut off is settled all the same.
             await self.registry.end_emptied(self.call)
-            while not await self._attempt(self.call.handle):
-                self.router.reassign(self.call)
+            while not await self._attempt(self.call.assigned.handle):
+                self.router.reassign(self.call.assigned)
                 self.registry.renew_key(self.call)
         except GatewayError as error:
             if not isinstance(error, EngineKeyError):
@@ -178,7 +142,7 @@ class Exchange:
             if not may_send:
                 return False
             try:
-                await pause_after(self.call.body.size_bytes)
+                await pause_after(self.call.request.body.size_bytes)
                 response = await self._send(handle)
                 handle.queue.on_reached(self.call)
                 handle.ended.on_received(self.ended)
@@ -194,7 +158,7 @@ class Exchange:
 
     async def _send(self, handle: EngineHandle) -> ClientResponse:
         """Send the call, and once more if the engine has not read it; return the response at its head."""
-        upstream, path = handle.upstream, self.call.dialect.path
+        upstream, path = handle.upstream, self.call.request.dialect.path
         try:
             return await upstream.send("POST", path, *self._encode(handle))
         except EngineResetError as error:
@@ -208,7 +172,7 @@ class Exchange:
         # Each attempt has its own id in the engine, and so its own body.
         self.registry.on_sent(self.call)
         call, args = self.call, dict[str, str | float]()
-        if call.dialect.takes_identity:
+        if call.request.dialect.takes_identity:
             self.ended = handle.ended.on_sent(call.arrival.program_id)
             args = self.arguments.of(call, self.ended)
         return engine_request(call, handle.engine.kind, args)
@@ -219,7 +183,7 @@ class Exchange:
             raise error
         if not await self._has_died():
             # Its work goes on, perhaps: neither we nor the client may have it done twice.
-            raise self.call.handle.upstream.bad_answer(MAY_HAVE_RUN) from error
+            raise self.call.assigned.handle.upstream.bad_answer(MAY_HAVE_RUN) from error
         if self.call.was_repeated:
             # The call may be what kills engines: no client library should send it a third time.
             error.forbid_retry()
@@ -230,7 +194,7 @@ class Exchange:
         """Have the call sent to another engine; what the first one did with it does not count."""
         call = self.call
         call.was_repeated = True
-        self.outcome, call.status, call.reason = Outcome.ABORTED, None, None
+        self.outcome, call.answer.status, call.answer.reason = Outcome.ABORTED, None, None
         self.registry.on_repeat(call)
 
     def _is_repeated_after(
@@ -241,20 +205,21 @@ class Exchange:
         Raises:
             EngineKeyError: if it is about the gateway's key, and nothing has gone out.
         """
-        call, refusals = self.call, handle.refusals
-        has_clients_key = handle.upstream.shows_key(call.headers)
+        call, refusals, request = self.call, handle.refusals, self.call.request
+        has_clients_key = handle.upstream.shows_key(request.headers)
         # A stored response that is not found is not the engine's fault.
-        is_other = "previous_response_id" in call.body.fields
-        lists_model = not is_other and (call.body.model is None or call.body.model in handle.models)
+        is_other = "previous_response_id" in request.body.fields
+        model = request.body.model
+        lists_model = not is_other and (model is None or model in handle.models)
         fault = fault_of(status, content, lists_model=lists_model, has_clients_key=has_clients_key)
         # What was generated before an error event is not free, whoever is at fault.
         is_clients = not fault.is_engines and not self.reply.has_content
         self.outcome = Outcome.REJECTED if is_clients else Outcome.ENGINE_ERROR
-        call.status, call.reason = status, words_of(content)
-        problem = f"{status} {call.reason}"
+        call.answer.status, call.answer.reason = status, words_of(content)
+        problem = f"{status} {call.answer.reason}"
         if fault.is_engines:
             refusals.on_fault(call.caller, problem, retry_after_s(response.headers))
-        is_there_only = call.identity.engine == handle.name
+        is_there_only = request.identity.engine == handle.name
         may_repeat = fault.can_repeat and not (
             self.call.was_repeated or self.reply.has_content or is_there_only
         )
@@ -276,10 +241,10 @@ class Exchange:
 
     def _note_error(self, error: GatewayError) -> None:
         """Note why the call fails, and an answer that could not be used."""
-        call = self.call
-        call.status, call.reason = error.status, cut(error.message)
+        call, answer = self.call, self.call.answer
+        answer.status, answer.reason = error.status, cut(error.message)
         if isinstance(error, EngineAnswerError | EngineTimeoutError) and not self.reply.has_content:
-            call.handle.refusals.on_fault(call.caller, f"{error.status:d} {call.reason}")
+            call.assigned.handle.refusals.on_fault(call.caller, f"{error.status:d} {answer.reason}")
 
     async def _relay(self, handle: EngineHandle, response: ClientResponse) -> bool:
         """Relay an answer; return False if another engine is to answer."""
@@ -305,7 +270,7 @@ class Exchange:
             await self.reply.send_whole(response, content, self.call.level, status)
             return True
         error = handle.upstream.bad_answer(f"answered with status {status}")
-        event = engine_error_event(content, error, self.call.dialect.errors)
+        event = engine_error_event(content, error, self.call.request.dialect.errors)
         await self.reply.send_part(event + self._comment(receipt), is_last=True)
         return True
 
@@ -323,10 +288,11 @@ class Exchange:
             # Its arguments are none of the client's business.
             key = self.call.engine_key.rpartition("~")[2]
             content = content.replace(self.call.marked_id.encode(), key.encode())
-        if self.call.dialect.takes_identity:
-            self.call.note_ids(content)
-        if self.call.dialect.output_fields:
-            self.call.answer_bytes = len(content)
+        request, answer = self.call.request, self.call.answer
+        if request.dialect.takes_identity:
+            answer.note_ids(content, request.identity)
+        if request.dialect.output_fields:
+            answer.size_bytes = len(content)
         stated = partial(read_usage, content, response.headers.get("metadata", ""))
         receipt = await self.registry.settle(
             self.call, Outcome.OK, has_reports=self._has_reports, read_usage=stated
@@ -396,7 +362,7 @@ class Exchange:
         await self.reply.send_part(rest + self._comment(receipt) + stream.last_event, is_last=True)
 
     def _comment(self, receipt: Receipt) -> bytes:
-        return receipt.comment() if self.call.takes_comments else b""
+        return receipt.comment() if self.call.request.takes_comments else b""
 
     async def _break_off(self, error: GatewayError) -> None:
         """End a stream with an error event, because its head is out already."""
@@ -410,7 +376,7 @@ class Exchange:
     def _error_event(self, error: GatewayError, *, is_final: bool = True) -> bytes:
         """Return the last event of a stream that fails; a part of an event before it is dropped."""
         response = None if self.stream is None else self.stream.response
-        return error_event(error, self.call.dialect.errors, is_final=is_final, response=response)
+        return error_event(error, self.call.request.dialect.errors, is_final=is_final, response=response)
 
     def _read_usage(self) -> Usage | None:
         """Return the usage that has come with an answer that broke off."""
@@ -442,20 +408,13 @@ class Exchange:
     @property
     def _has_reports(self) -> bool:
         """Whether the engine's reports arrive here."""
-        return self.call.dialect.takes_identity and self.call.handle.sends_reports
+        return self.call.request.dialect.takes_identity and self.call.assigned.handle.sends_reports
 
     async def _has_died(self) -> bool:
-        return await self.call.handle.queue.has_died(self.call)
+        return await self.call.assigned.handle.queue.has_died(self.call)
 
     def _death(self) -> EngineUnavailableError:
         return EngineUnavailableError(f"engine {self.call.engine} died while it answered")
-
-
-def _identity(headers: Mapping[str, str], body: CallBody, new_id: str) -> Identity:
-    try:
-        return read_identity(headers, body.fields, new_id)
-    except InvalidIdentityError as error:
-        raise InvalidRequestError(str(error), param=error.field) from error
 
 
 def _outcome_of(error: GatewayError) -> Outcome:
@@ -464,3 +423,9 @@ def _outcome_of(error: GatewayError) -> Outcome:
     if isinstance(error, InvalidRequestError):
         return Outcome.REJECTED
     return Outcome.BAD_ANSWER if isinstance(error, EngineAnswerError) else Outcome.UNAVAILABLE
+
+
+async def pause_after(size_bytes: int) -> None:
+    """Let other calls advance after a step over a body of this size, if it may have taken long."""
+    if size_bytes > LONG_BODY_BYTES:
+        await asyncio.sleep(0)

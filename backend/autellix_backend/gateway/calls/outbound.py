@@ -101,7 +101,7 @@ class EngineArguments:
                 call_id=call.engine_key,
                 arrival=arrival,
                 is_last=call.is_last,
-                spread=self._classes.spread(call.tenant.name) if has_boost else None,
+                spread=self._classes.spread(call.request.tenant.name) if has_boost else None,
                 ended=tuple(ended) if self._has_classes else (),
                 gateway=self._gateway_id,
             )
@@ -120,9 +120,10 @@ def engine_request(call: GatewayCall, kind: EngineKind, args: Arguments) -> tupl
         kind: The kind of the engine.
         args: What its scheduler learns of the call; empty for an engine that reads none.
     """
-    content = engine_body(call.body, kind, args, tenant=call.tenant.name)
-    headers = engine_headers(call.headers, kind, call.identity.program)
-    if call.body.is_beam_search and args and kind is EngineKind.VLLM:
+    request = call.request
+    content = engine_body(request.body, kind, args, tenant=request.tenant.name)
+    headers = engine_headers(request.headers, kind, request.identity.program)
+    if request.body.is_beam_search and args and kind is EngineKind.VLLM:
         headers[REQUEST_ID_HEADER] = call.marked_id = _fan_out_id(args)
     return headers, content
 

@@ -15,12 +15,17 @@ import logging
 import secrets
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
+from types import MappingProxyType
 
+from msgspec.structs import replace
+
+from autellix_backend.core.arrival import Arrival, Context
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.policies import make_policy
-from autellix_backend.gateway.calls.call import GatewayCall
+from autellix_backend.gateway.calls.call import Assigned, GatewayCall, ReceivedCall
+from autellix_backend.gateway.calls.settlement import answer_source, settle
 from autellix_backend.gateway.classes import ProgramClasses, class_id
 from autellix_backend.gateway.errors import ForeignProgramError
 from autellix_backend.gateway.tenancy.limiter import Limiter
@@ -29,7 +34,7 @@ from autellix_backend.observe.metrics import GatewayMetrics
 from autellix_backend.observe.settled_call import Outcome, SettledCall, Usage
 from autellix_backend.reports.receipt import Receipt
 from autellix_backend.reports.report import EngineReport
-from autellix_backend.stores.base import NotOwnerError, ProgramStore
+from autellix_backend.stores.base import CallStart, Inherited, NotOwnerError, ProgramStore
 
 MAX_READABLE_ID = 200
 """Characters of the client's call id that go into the engine's id, whose length is bounded."""
@@ -38,6 +43,7 @@ ABORTED_WAITS = 3
 """How many times `report_wait_s` an aborted call waits for its reports."""
 DRAIN_MARGIN_S = 1.0
 """How much longer than that the shutdown waits for cancelled calls."""
+NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 logger = logging.getLogger(__name__)
 
@@ -113,37 +119,37 @@ class CallRegistry:
         """Return an id for a call whose client gave none."""
         return f"call-{self._prefix}-{next(self._numbers)}"
 
-    async def begin(self, call: GatewayCall) -> None:
+    async def begin(self, assigned: Assigned) -> GatewayCall:
         """Admit a call by its tenant's limits, and enter it into the process table.
 
         Raises:
             LimitError: if the tenant's limits forbid it.
             ForeignProgramError: if identity is strict and the program is another client's.
         """
-        now = self._clock()
-        start = call.make_start(self._new_key(call.identity.call), self._new_class(call))
+        now, request = self._clock(), assigned.request
+        tenant, identity = request.tenant, request.identity
+        start = make_start(request, self._new_key(identity.call), self._new_class(request))
+        rate_headers = NO_HEADERS
         if self._limiter is not None:
-            call.rate_headers = self._limiter.admit(
-                call.tenant, start.key, start.program_id, call.demand, now
-            )
+            rate_headers = self._limiter.admit(tenant, start.key, start.program_id, assigned.demand, now)
         try:
             inherited = await self._store.begin(start, now)
         except BaseException as error:
             if self._limiter is not None:
                 self._limiter.release(start.key, now)
             if isinstance(error, NotOwnerError):
-                raise ForeignProgramError(call.tenant.shown(start.program_id)) from error
+                raise ForeignProgramError(tenant.shown(start.program_id)) from error
             raise
         if self._limiter is not None:
             self._limiter.on_begun(start.program_id, inherited.tokens)
-        call.begin(
-            start, inherited, now, self._classes.on_call_begun(start, offers_tools=call.body.offers_tools)
-        )
-        call.level = bisect_right(self._bounds, call.entry_service_s) + 1
+        class_name = self._classes.on_call_begun(start, offers_tools=request.body.offers_tools)
+        level = bisect_right(self._bounds, inherited.service_s) + 1
+        call = make_call(assigned, start, inherited, now, level, rate_headers, class_name)
         self._open[start.key] = call
         self._is_idle.clear()
         for on_begun in self._on_begun:
             on_begun(call)
+        return call
 
     async def end_emptied(self, call: GatewayCall) -> None:
         """End the program from which a begun call's program has taken the last call, if it has."""
@@ -159,7 +165,7 @@ class CallRegistry:
 
     def on_first_bytes(self, call: GatewayCall) -> None:
         """Note that the first bytes of a streamed answer go out."""
-        call.first_bytes_s = self._clock()
+        call.answer.first_bytes_s = self._clock()
 
     def on_repeat(self, call: GatewayCall) -> None:
         """Count a call that is sent again because its engine died."""
@@ -183,7 +189,7 @@ class CallRegistry:
             return
         self._reports("matched").inc()
         call.reports.append(report)
-        if len(call.reports) >= call.body.record_count:
+        if len(call.reports) >= call.request.body.record_count:
             call.has_reports.set()
 
     async def settle(
@@ -226,29 +232,100 @@ class CallRegistry:
         now = self._clock()
         if self._wants_usage or not call.reports:
             call.usage = read_usage()
-        receipt = call.receipt = call.make_receipt(outcome, self._scheduler, now)
+        settlement = settle(call, outcome, self._scheduler, now, ended_at_s=time.time())
+        receipt = call.receipt = settlement.receipt
         del self._open[call.engine_key]
         if not self._open:
             self._is_idle.set()
-        settled = call.settled(receipt, outcome, now, ended_at_s=time.time())
-        end = call.end(receipt, outcome)
         for on_settled in self._on_settled:
             try:
-                on_settled(settled)
+                on_settled(settlement.settled)
             except Exception:
                 # The boundary to other parts: one that fails must not leave the call open in the table.
                 logger.exception("a subscriber to settled calls failed")
-        await self._store.settle(end, now)
-        if call.answer_ids:
-            await self._store.keep_answer(call.tenant.name, call.answer_ids, call.answer_source, now)
+        await self._store.settle(settlement.end, now)
+        if settlement.answer_ids:
+            tenant = call.request.tenant.name
+            await self._store.keep_answer(tenant, settlement.answer_ids, answer_source(call), now)
         return receipt
 
-    def _new_class(self, call: GatewayCall) -> str | None:
+    def _new_class(self, request: ReceivedCall) -> str | None:
         """Return the class that a call gives its program, None if that has one."""
-        identity = call.identity
-        if not self._classes.is_open(identity.program, offers_tools=call.body.offers_tools):
+        identity, body = request.identity, request.body
+        if not self._classes.is_open(identity.program, offers_tools=body.offers_tools):
             return None
-        return class_id(call.tenant.name, program_class(identity.name, call.body.fields))
+        return class_id(request.tenant.name, program_class(identity.name, body.fields))
 
     def _new_key(self, call_id: str) -> str:
         return f"{call_id[:MAX_READABLE_ID]}~{self._prefix}-{next(self._numbers)}"
+
+
+def make_start(request: ReceivedCall, key: str, class_id: str | None = None) -> CallStart:
+    """Return a call's record for the store; `class_id` is None if the program's class is known already."""
+    identity = request.identity
+    return CallStart(
+        key=key,
+        call_id=identity.call,
+        program_id=identity.program,
+        thread_id=identity.thread,
+        thread_name=identity.thread_name,
+        parents=identity.parents,
+        session_id=identity.session,
+        name=identity.name,
+        hints=identity.hints,
+        flags=identity.flags,
+        interceptions=identity.interceptions,
+        owner=identity.owner,
+        class_id=class_id,
+        adopts=identity.adopts,
+        is_identified=identity.is_identified,
+    )
+
+
+def make_call(
+    assigned: Assigned,
+    start: CallStart,
+    inherited: Inherited,
+    now: float,
+    level: int = 1,
+    rate_headers: Mapping[str, str] = NO_HEADERS,
+    class_name: str = "",
+) -> GatewayCall:
+    """Return a call that begins now; `class_name` is the class of its program."""
+    request = assigned.request
+    tenant, identity = request.tenant, request.identity
+    is_alone = identity.implicit is not None and identity.implicit.is_loose
+    if is_alone:
+        inherited = replace(inherited, age_s=0.0, work=0.0)
+    arrival = Arrival(
+        start.key,
+        # The program of its process mixes strangers; this is the one it has if a later call continues it.
+        tenant.scoped(start.call_id) if is_alone else start.program_id,
+        is_identified=identity.is_identified,
+        thread_id=start.thread_id,
+        tenant=tenant.name,
+        weight=tenant.weight,
+        service_s=inherited.program_service_s,
+        wait_s=inherited.wait_s,
+        inherited_s=inherited.service_s,
+        expected_s=inherited.expected_s,
+        age_s=inherited.age_s,
+        work=inherited.work,
+        hints=replace(start.hints, class_name=class_name) if class_name else start.hints,
+        context=Context(assigned.prompt_tokens, prefix=assigned.prefix or None),
+    )
+    return GatewayCall(
+        request=request,
+        assigned=assigned,
+        arrival=arrival,
+        caller=request.caller,
+        is_alone=is_alone,
+        start=start,
+        inherited=inherited,
+        began_s=now,
+        level=level,
+        shown_program=tenant.shown(start.program_id) if tenant.name else start.program_id,
+        is_last=identity.is_final or is_alone or (identity.is_anonymous and not request.body.offers_tools),
+        rate_headers=rate_headers,
+        engine_key=start.key,
+    )

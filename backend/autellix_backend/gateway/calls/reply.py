@@ -80,7 +80,7 @@ class Reply:
 
     async def send_part(self, data: bytes, *, is_last: bool = False) -> None:
         """Send a part of a stream."""
-        if self.call.first_bytes_s is None:
+        if self.call.answer.first_bytes_s is None:
             self.registry.on_first_bytes(self.call)
         self.is_open = not is_last
         await self.send({"type": "http.response.body", "body": data, "more_body": not is_last})
@@ -90,8 +90,8 @@ class Reply:
         return {
             PROGRAM_ID: self.call.shown_program,
             CALL_ID: self.call.start.call_id,
-            IDENTITY_SOURCE: self.call.identity.source,
-            ENGINE: self.call.engine,
+            IDENTITY_SOURCE: self.call.request.identity.source,
+            ENGINE: self.call.assigned.handle.name,
             QUEUE_LEVEL: str(level),
             **self.call.rate_headers,
         }
@@ -102,7 +102,7 @@ class Reply:
 
     def _take_over(self) -> None:
         self.has_content = True
-        self.call.leave_bounds()
+        self.call.assigned.leave_bounds()
 
     async def _begin(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
         await self.send({"type": "http.response.start", "status": status, "headers": list(headers)})
@@ -128,7 +128,7 @@ class RelayedStream:
 
     def __init__(self, call: GatewayCall) -> None:
         self._call = call
-        self._ends = call.dialect.stream_ends
+        self._ends = call.request.dialect.stream_ends
         self._is_typed = DONE not in self._ends[:1]
         self._part = bytearray()
         """What has come of an event whose end has not."""
@@ -183,13 +183,13 @@ class RelayedStream:
         """Return how the stream has ended."""
         if self.has_error:
             return Outcome.ENGINE_ERROR
-        body = self._call.body
+        body = self._call.request.body
         has_finished = len(self._finished) >= body.prompt_count * body.choice_count
         return Outcome.OK if self.is_complete or has_finished else Outcome.TRUNCATED
 
     def usage(self) -> Usage | None:
         """Return the last usage that has come."""
-        return self._kept.usage(self._last_data, self._call.streamed_events)
+        return self._kept.usage(self._last_data, self._call.answer.streamed_events)
 
     def _ends_with(self, event: bytes) -> bool:
         """Note the next event; return whether it is the last one."""
@@ -198,13 +198,13 @@ class RelayedStream:
             self.has_error, self.error_data = True, data
         if kind in self._ends:
             # That of a response holds all of it.
-            self._call.note_ids(data)
+            self._call.answer.note_ids(data, self._call.request.identity)
             self.last_event, self._last_data = event, data
             return True
         if data:
             self._kept.feed(data)
-            self._call.streamed_events += not is_error
+            self._call.answer.streamed_events += not is_error
             self._finished |= finished_choices(data)
             if opens_tool_call(data):
-                self._call.note_ids(data)
+                self._call.answer.note_ids(data, self._call.request.identity)
         return False

@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 
 from autellix_backend.core.balance import ArrivingCall, Balancer, FinishedCall, Placement
 from autellix_backend.core.balance.speed import fastest
-from autellix_backend.gateway.calls.call import GatewayCall
+from autellix_backend.gateway.calls.body import CallBody
+from autellix_backend.gateway.calls.call import Assigned, ReceivedCall
 from autellix_backend.gateway.engines.handle import EngineHandle
 from autellix_backend.gateway.engines.pool import EnginePool
 from autellix_backend.gateway.errors import EngineUnavailableError, ShuttingDownError
@@ -68,7 +69,7 @@ class Router:
         self._programs: set[str] = set()
         """The programs that have had a call since they entered the process table."""
 
-    def assign(self, call: GatewayCall) -> None:
+    def assign(self, request: ReceivedCall) -> Assigned:
         """Assign an arriving call to an engine; it has to be released in the end.
 
         Raises:
@@ -76,44 +77,46 @@ class Router:
             OverloadedError: if too many calls wait already.
             ShuttingDownError: if the gateway shuts down.
         """
-        size_bytes = call.body.size_bytes
-        call.prompt_tokens = self._prompts.estimate(call.body.model, size_bytes)
-        if self._reads_prefix_of(call):
-            call.prefix = shared_prefix(call.tenant.name, call.body.fields)
+        body, program_id = request.body, request.identity.program
+        prompt_tokens, prefix = self._prompts.estimate(body.model, body.size_bytes), ""
+        if self._reads_prefix_of(program_id):
+            prefix = shared_prefix(request.tenant.name, body.fields)
         try:
-            handle = self._choose(call)
-            if not handle.bounds.has_room(size_bytes):
-                handle = self._least_used_with_room(call) or handle
+            handle = self._choose(request, prompt_tokens, prefix)
+            if not handle.bounds.has_room(body.size_bytes):
+                handle = self._least_used_with_room(body) or handle
             if self.pool.is_shutting_down:
                 self._on_refusal("draining")
                 raise ShuttingDownError
-            handle.bounds.admit(size_bytes)
+            handle.bounds.admit(body.size_bytes)
         except BaseException:
-            self._forget_unless_begun(call)
+            self._forget_unless_begun(program_id)
             raise
-        self._put(call, handle)
+        handle.hold()
+        return Assigned(request=request, handle=handle, prompt_tokens=prompt_tokens, prefix=prefix)
 
-    def reassign(self, call: GatewayCall) -> None:
+    def reassign(self, call: Assigned) -> None:
         """Move a call to another engine, if one accepts calls."""
         left = call.handle
-        handle = self._choose(call, avoided=left)
+        handle = self._choose(call.request, call.prompt_tokens, call.prefix, avoided=left)
         if handle is left:
             return
         call.leave_bounds()
         # It was admitted once, and is not refused for a bound that others have reached meanwhile.
-        handle.bounds.add(call.body.size_bytes)
-        self._put(call, handle)
+        handle.bounds.add(call.request.body.size_bytes)
+        handle.hold()
+        call.handle, call.is_unanswered = handle, True
         left.release()
 
-    def release(self, call: GatewayCall) -> None:
+    def release(self, call: Assigned) -> None:
         """End a call's assignment."""
-        self._forget_unless_begun(call)
+        self._forget_unless_begun(call.request.identity.program)
         call.leave_bounds()
         call.handle.release()
 
-    def on_begun(self, call: GatewayCall) -> None:
-        """Note that a call's program is in the process table; it may be known already."""
-        self._programs.add(call.identity.program)
+    def on_begun(self, program_id: str) -> None:
+        """Note that a program is in the process table; it may be known already."""
+        self._programs.add(program_id)
 
     def on_call_settled(self, settled: SettledCall) -> None:
         """Learn from an answer how long prompts are, how fast its engine is, and what that has cached."""
@@ -149,11 +152,9 @@ class Router:
         placements = (balancer.placement(program_id) for balancer in self._balancers)
         return next((placement for placement in placements if placement is not None), None)
 
-    def _put(self, call: GatewayCall, handle: EngineHandle) -> None:
-        handle.hold()
-        call.handle, call.is_unanswered = handle, True
-
-    def _choose(self, call: GatewayCall, avoided: EngineHandle | None = None) -> EngineHandle:
+    def _choose(
+        self, call: ReceivedCall, prompt_tokens: int, prefix: str, avoided: EngineHandle | None = None
+    ) -> EngineHandle:
         """Choose an engine; an avoided one only if there is no other."""
         if len(self.pool) == 1:
             return next(iter(self.pool))
@@ -166,7 +167,7 @@ class Router:
         # One that fails calls is avoided unless all do.
         among = {name for name in among if not self._is_refused(call, self.pool.get(name))} or among
         group, balancer = self._group_of(able[0].name)
-        arriving = ArrivingCall(call.identity.program, call.prompt_tokens, call.prefix, among)
+        arriving = ArrivingCall(call.identity.program, prompt_tokens, prefix, among)
         best = fastest(handle.speed for handle in group if handle.name in among)
         loads = [handle.load(best, is_accepting=handle.is_accepting()) for handle in group]
         chosen = self.pool.get(balancer.assign(arriving, loads))
@@ -174,7 +175,7 @@ class Router:
             handle.speed.on_call_placed(is_here=handle is chosen)
         return chosen
 
-    def _is_refused(self, call: GatewayCall, handle: EngineHandle) -> bool:
+    def _is_refused(self, call: ReceivedCall, handle: EngineHandle) -> bool:
         refusals = handle.refusals
         return refusals.pauses(call.caller) or refusals.has_failed(call.identity.program)
 
@@ -199,9 +200,9 @@ class Router:
         for balancer in self._balancers:
             balancer.forget(program_id)
 
-    def _reads_prefix_of(self, call: GatewayCall) -> bool:
+    def _reads_prefix_of(self, program_id: str) -> bool:
         """Return whether the choice of the engine, or the order there, depends on how its prompt begins."""
-        if call.identity.program in self._programs:
+        if program_id in self._programs:
             return False
         is_choice = self._balancers[0].reads_prefixes and len(self.pool) > 1
         return is_choice or any(handle.queue.has_policy for handle in self.pool)
@@ -215,13 +216,13 @@ class Router:
             raise EngineUnavailableError("there is no engine that takes calls")
         return min(staying, key=lambda handle: handle.open_calls)
 
-    def _least_used_with_room(self, call: GatewayCall) -> EngineHandle | None:
+    def _least_used_with_room(self, body: CallBody) -> EngineHandle | None:
         """Return the least used of the engines that accept a call and have room for its body."""
-        able, size_bytes = self.pool.serving(call.body.model), call.body.size_bytes
+        able, size_bytes = self.pool.serving(body.model), body.size_bytes
         found = [each for each in able if each.is_accepting() and each.bounds.has_room(size_bytes)]
         return min(found, key=lambda handle: handle.open_calls, default=None)
 
-    def _forget_unless_begun(self, call: GatewayCall) -> None:
-        if call.identity.program not in self._programs:
+    def _forget_unless_begun(self, program_id: str) -> None:
+        if program_id not in self._programs:
             # The store does not have the program, so its end will not be published.
-            self._forget(call.identity.program)
+            self._forget(program_id)

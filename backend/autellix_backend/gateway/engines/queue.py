@@ -15,6 +15,8 @@ import math
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
+import msgspec
+
 from autellix_backend.core.arrival import Arrival
 from autellix_backend.engines.supervisor import EngineState, Supervisor
 from autellix_backend.gateway.engines.ordering import Ordering, PolicyOrdering, Wait
@@ -29,13 +31,12 @@ RETRY_S = 0.5
 ESTIMATED = "estimated by the gateway: this engine does not report its memory"
 
 
-@dataclass(slots=True, eq=False)
-class QueuedCall:
+class QueuedCall(msgspec.Struct, kw_only=True, eq=False):
     """A call in the queues of the engines that it is sent to, one after the other."""
 
-    arrival: Arrival = field(init=False, repr=False)
+    arrival: Arrival
     """What the order depends on."""
-    caller: Caller = field(init=False, repr=False)
+    caller: Caller
     """Whose it is."""
     wait_s: float = 0.0
     """Its time in queues, over all attempts."""
@@ -49,16 +50,23 @@ class QueuedCall:
     """Since when it has found no connection to an engine."""
     since_s: float = 0.0
     """When it entered its present queue."""
-    ordering: Ordering = field(init=False, repr=False)
-    """The order that it entered there."""
-    turn: asyncio.Future[bool] = field(init=False, repr=False)
-    """Done when it may be sent (True) or has to move to another engine's queue (False)."""
     is_alone: bool = False
     """Whether it is a program of its own to its engine, which ends with it."""
     restarts: int = 0
     """How often the engine that it was sent to had been restarted."""
     usage: Usage | None = None
     """The tokens that its answer states, once it is settled; read only where they are needed."""
+
+
+@dataclass(slots=True, eq=False)
+class Turn:
+    """A call's place in one queue, until it leaves the engine."""
+
+    call: QueuedCall
+    ordering: Ordering
+    """The order that it entered."""
+    may_send: asyncio.Future[bool]
+    """Done when it may be sent (True) or has to move to another engine's queue (False)."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -78,7 +86,7 @@ class EngineQueue:
     """Whether queued calls should move to other engines."""
     busy_since_s: float | None = None
     """Since when the engine has been busy with calls; None while it has none."""
-    _queued: dict[str, QueuedCall] = field(default_factory=dict)
+    _queued: dict[str, Turn] = field(default_factory=dict)
     _in_flight: int = 0
     _retry_at_s: float = -math.inf
     """Until when no call is sent, because one found no connection."""
@@ -132,11 +140,11 @@ class EngineQueue:
     def use(self, ordering: Ordering) -> None:
         """Replace the order of queued and later calls; sent calls leave the one that they entered."""
         now = self.clock()
-        for key, call in self._queued.items():
+        for key, turn in self._queued.items():
             if (wait := self.ordering.leave(key, now)) is not None:
-                self._note_wait(call, wait)
-            call.ordering = ordering
-            ordering.enter(call.arrival, now)
+                self._note_wait(turn.call, wait)
+            turn.ordering = ordering
+            ordering.enter(turn.call.arrival, now)
         self.ordering = ordering
         self.pump()
 
@@ -156,16 +164,16 @@ class EngineQueue:
             EngineUnavailableError: if the engine is gone for good, or does not return in time.
             ShuttingDownError: if the gateway shuts down meanwhile.
         """
-        turn: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        call.turn, call.since_s, call.ordering = turn, self.clock(), self.ordering
+        turn = Turn(call, self.ordering, asyncio.get_running_loop().create_future())
+        call.since_s = self.clock()
         self.ordering.enter(call.arrival, call.since_s)
-        self._queued[call.arrival.call_id] = call
+        self._queued[call.arrival.call_id] = turn
         self.pump()
         try:
             self.judge()
-            yield await turn
+            yield await turn.may_send
         finally:
-            self._leave(call)
+            self._leave(turn)
 
     def on_reached(self, call: QueuedCall) -> None:
         """Note that the engine answered a call."""
@@ -198,7 +206,7 @@ class EngineQueue:
         is_open = self.can_send() and not self._is_shutting_down
         while self._queued and is_open:
             key = self.ordering.next(now)
-            if key is None or self._is_better_elsewhere(self._queued[key]):
+            if key is None or self._is_better_elsewhere(self._queued[key].call):
                 break
             self._send(self._queued.pop(key), self.ordering.send(key, now), now)
         self._set_wake(self.ordering.wake_s - now if self._queued and is_open else math.inf)
@@ -216,17 +224,18 @@ class EngineQueue:
         if not is_leaving and not self.refusals.is_paused and not self._is_shutting_down:
             return
         can_move, is_failed = functools.cache(self.can_move), self.supervisor.state is EngineState.FAILED
-        for key, call in list(self._queued.items()):
-            if call.turn.done():
+        for key, turn in list(self._queued.items()):
+            call = turn.call
+            if turn.may_send.done():
                 # It was cancelled and leaves soon.
                 continue
             if self._is_shutting_down:
-                self._refuse(call, ShuttingDownError(), "draining")
+                self._refuse(turn, ShuttingDownError(), "draining")
             elif can_move(call.caller, True) if is_leaving else self._is_better_elsewhere(call):
                 del self._queued[key]
-                call.turn.set_result(False)
+                turn.may_send.set_result(False)
             elif obstacle is not None and (is_failed or self._has_waited(call)):
-                self._refuse(call, EngineUnavailableError(obstacle), "engine_unavailable")
+                self._refuse(turn, EngineUnavailableError(obstacle), "engine_unavailable")
 
     def _is_better_elsewhere(self, call: QueuedCall) -> bool:
         """Return whether another engine should get a call, because this one is paused; judge() moves it."""
@@ -256,35 +265,37 @@ class EngineQueue:
             since_s = max(call.since_s, now if self._lost_since_s is None else self._lost_since_s)
         return now - since_s >= self.settings.gateway.recovery_wait_s
 
-    def _refuse(self, call: QueuedCall, error: Exception, reason: str) -> None:
+    def _refuse(self, turn: Turn, error: Exception, reason: str) -> None:
         self.metrics.count_refusal("", reason)
-        del self._queued[call.arrival.call_id]
-        call.turn.set_exception(error)
+        del self._queued[turn.call.arrival.call_id]
+        turn.may_send.set_exception(error)
 
-    def _send(self, call: QueuedCall, wait: Wait, now: float) -> None:
+    def _send(self, turn: Turn, wait: Wait, now: float) -> None:
+        call = turn.call
         self._note_wait(call, wait)
         self._in_flight += 1
         if self.busy_since_s is None:
             self.busy_since_s = now
         call.restarts = self.supervisor.restarts
         self.refusals.on_sent(call.caller)
-        if not call.turn.done():
-            call.turn.set_result(True)
+        if not turn.may_send.done():
+            turn.may_send.set_result(True)
 
-    def _leave(self, call: QueuedCall) -> None:
+    def _leave(self, turn: Turn) -> None:
+        call = turn.call
         self._queued.pop(call.arrival.call_id, None)
-        wait = call.ordering.leave(call.arrival.call_id, self.clock(), call.usage)
+        wait = turn.ordering.leave(call.arrival.call_id, self.clock(), call.usage)
         if call.is_alone:
-            call.ordering.on_program_ended(call.arrival.program_id, self.clock())
+            turn.ordering.on_program_ended(call.arrival.program_id, self.clock())
         if wait is not None:
             self._note_wait(call, wait)
         else:
             self._in_flight -= 1
             if not self._in_flight:
                 self.busy_since_s = None
-        if call.turn.done() and not call.turn.cancelled():
+        if turn.may_send.done() and not turn.may_send.cancelled():
             # A cancelled call does not retrieve its refusal, which asyncio would log then.
-            call.turn.exception()
+            turn.may_send.exception()
         self.pump()
 
     def _note_wait(self, call: QueuedCall, wait: Wait) -> None:

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from autellix_backend.gateway.errors import InvalidRequestError
-from autellix_backend.gateway.requests import read_body, read_headers
+from autellix_backend.gateway.requests import read_headers
 from autellix_backend.identity.hints import ID_SCHEMA
 from autellix_wire.ids import InvalidIdError, check_id
 
@@ -55,12 +55,12 @@ class BoundedRequest(Request):
     _content: bytes | None = None
 
     async def body(self) -> bytes:
-        """Return the body; raises as `read_body` does."""
+        """Return the body; raises as `BodyHold.read` does."""
         if self._content is None:
             gateway = self.app.state.gateway
             max_bytes = min(MAX_CONTROL_BYTES, gateway.settings.gateway.max_body_bytes)
             with gateway.intake.hold(gateway.tenants.of(self.scope)) as hold:
-                self._content = await read_body(read_headers(self.scope), self.receive, hold, max_bytes)
+                self._content = await hold.read(read_headers(self.scope), self.receive, max_bytes)
         return self._content
 
 

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from autellix_backend.gateway.errors import GatewayError, UpgradeError
+from autellix_backend.gateway.errors import ClientGoneError, GatewayError, UpgradeError
 from autellix_backend.gateway.http.errors import crash_response, error_response
-from autellix_backend.gateway.requests import ClientGoneError
 
 
 class CallPaths:

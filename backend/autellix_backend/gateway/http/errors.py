@@ -14,8 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Match
 
-from autellix_backend.gateway.errors import GatewayError, InvalidRequestError, error_shape
-from autellix_backend.gateway.requests import ClientGoneError
+from autellix_backend.gateway.errors import ClientGoneError, GatewayError, InvalidRequestError, error_shape
 from autellix_wire.headers import VERSION
 
 OPENAI_PREFIX = "/v1"

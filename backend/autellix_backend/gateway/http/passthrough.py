@@ -33,7 +33,7 @@ from autellix_backend.gateway.errors import (
     InvalidRequestError,
     error_shape,
 )
-from autellix_backend.gateway.requests import check_values, read_body, read_headers, run_while_connected
+from autellix_backend.gateway.requests import read_headers, run_while_connected
 from autellix_backend.gateway.tenancy.intake import LONG_BODY_BYTES, Intake
 from autellix_backend.gateway.tenancy.limiter import Limiter
 from autellix_backend.gateway.tenancy.tenants import Tenant, Tenants
@@ -90,9 +90,7 @@ class PassthroughEndpoint:
         # Without a call that would take it over, the body counts until the answer.
         tenant = self._tenants.of(scope)
         with self._intake.hold(tenant) as hold:
-            body = await read_body(headers, receive, hold, self._max_body_bytes, "gateway.max_body_bytes")
-            await hold.pause()
-            await check_values(body, hold)
+            body = await hold.read(headers, receive, self._max_body_bytes, "gateway.max_body_bytes")
             # All of a tenant count as one program: they say less of an engine than calls do.
             caller = Caller(f"{tenant.name} pass-through", tenant.name, _model_of(scope, body))
             request = _Request(scope["method"], scope["path"], target, headers, body, caller)

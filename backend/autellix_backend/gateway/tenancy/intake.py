@@ -1,26 +1,46 @@
 """Request bodies that are being received: limits apply to their announced size and to the bytes received.
 
 Only received bytes are counted: a client that announces much and sends little takes up no space. From its
-admission on a call's body counts among the bytes of its tenant's calls instead.
+admission on a call's body counts among the bytes of its tenant's calls instead. A long body that would take
+long to parse is refused, and is looked at with pauses.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import TracebackType
 
-from autellix_backend.gateway.errors import BodyTooLargeError, GatewayError, IntakeFullError, LimitError
+from starlette.types import Receive
+
+from autellix_backend.gateway.errors import (
+    BodyTooLargeError,
+    ClientGoneError,
+    ContentEncodingError,
+    GatewayError,
+    IntakeFullError,
+    InvalidRequestError,
+    LimitError,
+    RequestTimeoutError,
+)
 from autellix_backend.gateway.tenancy.limiter import Limiter
 from autellix_backend.gateway.tenancy.quotas import too_many
 from autellix_backend.gateway.tenancy.tenants import Tenant
 from autellix_backend.pauses import Pauses
+from autellix_backend.raw_json import MAX_MARKS, ValueMarks, count_marks
 
 LONG_BODY_BYTES = 256 * 1024
 """A step over a longer body takes up to half a millisecond for each of these."""
 PAUSE_RATIO = 3.0
 """The pause after a step over a long body, in steps."""
+MAX_LENGTH_DIGITS = 18
+"""Digits of a Content-Length that are read: the parser refuses longer numbers, so only zeros precede them."""
+BODY_GRACE_S = 30.0
+MIN_BODY_BYTES_PER_S = 8 * 1024
+"""The least rate of a body after the grace period: a slow one holds memory and a connection."""
+CHECKED_BYTES = 256 * 1024
+"""Bytes of a long body between two pauses: a third of a millisecond."""
 
 
 class Intake:
@@ -94,12 +114,13 @@ class BodyHold:
     """Counts the bytes of one request's body, until the end of the request at the latest."""
 
     def __init__(self, intake: Intake, tenant: Tenant) -> None:
+        self.tenant = tenant
         self._intake = intake
-        self._tenant = tenant
         self._size_bytes = 0
         self._turn: asyncio.Lock | None = None
         """The turn of a long body that is parsed."""
-        self._pauses = Pauses(PAUSE_RATIO)
+        self._pauses: Pauses | None = None
+        """The pauses within that turn."""
 
     def __enter__(self) -> BodyHold:
         return self
@@ -109,6 +130,89 @@ class BodyHold:
     ) -> None:
         self.release()
 
+    async def read(
+        self, headers: Mapping[str, str], receive: Receive, max_bytes: int, setting: str | None = None
+    ) -> bytes:
+        """Read the body, and check that it is quick to parse; a long one has its turn from then on.
+
+        Args:
+            headers: The request's, by their lower-case names.
+            receive: The request's.
+            max_bytes: The most bytes of this body.
+            setting: The setting that holds the limit, if any.
+
+        Raises:
+            ContentEncodingError: if it is compressed.
+            BodyTooLargeError: as soon as it is known to exceed `max_bytes`, or what its tenant may send.
+            LimitError: as soon as it does with the tenant's other calls.
+            IntakeFullError: if the gateway receives too many bytes of bodies at once.
+            ClientGoneError: if the client leaves before its end.
+            RequestTimeoutError: if it comes too slowly.
+            InvalidRequestError: if it holds too many values.
+        """
+        encoding = headers.get("content-encoding", "").strip().lower()
+        if encoding not in ("", "identity"):
+            raise ContentEncodingError(encoding)
+        declared = headers.get("content-length", "")
+        if declared.isdecimal():
+            declared_bytes = int(declared[-MAX_LENGTH_DIGITS:])
+            if declared_bytes > max_bytes:
+                raise BodyTooLargeError(max_bytes, setting)
+            self.expect(declared_bytes)
+        data = await self._receive(receive, max_bytes, setting)
+        if len(data) > LONG_BODY_BYTES:
+            # A long body takes milliseconds in each step over it.
+            await self.pause()
+            await self._check_values(data)
+            await self.pause()
+        return data
+
+    async def _receive(self, receive: Receive, max_bytes: int, setting: str | None) -> bytes:
+        parts: list[bytes] = []
+        began_s = asyncio.get_running_loop().time()
+        try:
+            async with asyncio.timeout(BODY_GRACE_S) as deadline:
+                while True:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise ClientGoneError
+                    part = message.get("body", b"")
+                    if self._size_bytes + len(part) > max_bytes:
+                        raise BodyTooLargeError(max_bytes, setting)
+                    self.add(len(part))
+                    parts.append(part)
+                    if not message.get("more_body", False):
+                        return b"".join(parts)
+                    deadline.reschedule(began_s + BODY_GRACE_S + self._size_bytes / MIN_BODY_BYTES_PER_S)
+        except TimeoutError:
+            raise RequestTimeoutError(
+                f"{self._size_bytes} bytes of its body came; "
+                f"expected {MIN_BODY_BYTES_PER_S} bytes a second at least"
+            ) from None
+
+    async def _check_values(self, data: bytes) -> None:
+        """Check that a long body is quick to parse, with pauses.
+
+        Raises:
+            InvalidRequestError: if it holds too many values.
+        """
+        # Its texts may hold most of them: these are quick to skip, and what an agent reads may be JSON.
+        if await self._exceeds(count_marks, data, CHECKED_BYTES) and await self._exceeds(
+            ValueMarks().count, data, CHECKED_BYTES // 64
+        ):
+            raise InvalidRequestError(
+                f"the body holds more than {MAX_MARKS} lists, objects, fields and items; expected fewer"
+            )
+
+    async def _exceeds(self, count: Callable[[bytes], int], data: bytes, part_bytes: int) -> bool:
+        marks = 0
+        for start in range(0, len(data), part_bytes):
+            marks += count(data[start : start + part_bytes])
+            if marks > MAX_MARKS:
+                return True
+            await self.pause()
+        return False
+
     def expect(self, size_bytes: int) -> None:
         """Check the size that a request announces.
 
@@ -117,12 +221,12 @@ class BodyHold:
             LimitError: if it does so together with the tenant's other calls.
             IntakeFullError: if the gateway already holds too many bytes.
         """
-        self._intake.check(self._tenant, size_bytes, size_bytes)
+        self._intake.check(self.tenant, size_bytes, size_bytes)
 
     def add(self, size_bytes: int) -> None:
         """Count received bytes; raises as expect() does."""
-        self._intake.check(self._tenant, self._size_bytes + size_bytes, size_bytes)
-        self._intake.add(self._tenant.name, size_bytes)
+        self._intake.check(self.tenant, self._size_bytes + size_bytes, size_bytes)
+        self._intake.add(self.tenant.name, size_bytes)
         self._size_bytes += size_bytes
 
     async def pause(self) -> None:
@@ -132,11 +236,10 @@ class BodyHold:
         """
         if self._size_bytes <= LONG_BODY_BYTES:
             return
-        if self._turn is None:
-            turn = self._intake.turn(self._tenant)
+        if self._pauses is None:
+            turn = self._intake.turn(self.tenant)
             await turn.acquire()
-            self._turn = turn
-            self._pauses = Pauses(PAUSE_RATIO)
+            self._turn, self._pauses = turn, Pauses(PAUSE_RATIO)
         else:
             await self._pauses.pause()
 
@@ -144,13 +247,13 @@ class BodyHold:
         """End the turn of a long body; may be called twice."""
         if self._turn is not None:
             self._turn.release()
-            self._turn = None
+            self._turn = self._pauses = None
 
     def release(self) -> None:
         """Release the bytes and the turn; may be called twice."""
         self.end_turn()
         if self._size_bytes:
-            self._intake.add(self._tenant.name, -self._size_bytes)
+            self._intake.add(self.tenant.name, -self._size_bytes)
             self._size_bytes = 0
 
 

@@ -10,6 +10,7 @@ from tests.gateway.open_calls import open_call
 from autellix_backend.core.arrival import Arrival, Context
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.gateway.calls.call import GatewayCall
+from autellix_backend.gateway.calls.settlement import make_receipt, make_settled
 from autellix_backend.observe.settled_call import Outcome, Usage
 from autellix_backend.reports.receipt import Receipt
 
@@ -42,7 +43,7 @@ def test_the_prompt_of_several_choices_counts_once(
     call = begun(record_count)
     call.usage = usage
     tokens = {"prompt_tokens": 20, "output_tokens": 5, "cached_tokens": 4} if reported else {}
-    settled = call.settled(receipt(**tokens), Outcome.OK, 9.0, ended_at_s=0.0)
+    settled = make_settled(call, receipt(**tokens), Outcome.OK, 9.0, 0.0)
 
     assert settled.answer_usage == expected
     assert settled.engine_usage == (Usage(20, 5, 4) if reported else usage)
@@ -67,8 +68,8 @@ def test_what_is_estimated_of_a_call_without_an_answer(
     """An aborted call ran no longer than since it was sent; a stream that broke off ran for its events."""
     call = open_call({}, key="c~1", sent_s=2.0)
     call.arrival = Arrival("c~1", "p", context=Context(47_000))
-    call.streamed_events = events
-    receipt = call.make_receipt(outcome, SchedulerConfig(), 2.5)
+    call.answer.streamed_events = events
+    receipt = make_receipt(call, outcome, SchedulerConfig(), 2.5)
     assert receipt.service_s >= service_s
     assert outcome is not Outcome.ABORTED or receipt.service_s == service_s
     assert service_s or not receipt.service_s

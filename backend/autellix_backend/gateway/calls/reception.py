@@ -1,0 +1,62 @@
+"""The reception of a call: its request is read, bounded, parsed and identified, once for all that follow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from starlette.types import Receive, Scope
+
+from autellix_backend.gateway.calls.body import bounded, parse_body
+from autellix_backend.gateway.calls.call import ReceivedCall
+from autellix_backend.gateway.calls.dialects import Dialect
+from autellix_backend.gateway.engines.models import ModelLists
+from autellix_backend.gateway.engines.refusals import Caller
+from autellix_backend.gateway.errors import InvalidRequestError
+from autellix_backend.gateway.requests import read_headers
+from autellix_backend.gateway.sessions.session_tokens import SessionTokens
+from autellix_backend.gateway.tenancy.intake import BodyHold
+from autellix_backend.identity.errors import InvalidIdentityError
+from autellix_backend.identity.identity import IdentityResolver, read_identity
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Reception:
+    """Receives the calls of all dialects."""
+
+    tokens: SessionTokens
+    resolver: IdentityResolver
+    models: ModelLists
+    new_id: Callable[[], str]
+    """Returns an id for a call whose client gave none."""
+    max_body_bytes: int
+
+    async def receive(self, dialect: Dialect, scope: Scope, receive: Receive, hold: BodyHold) -> ReceivedCall:
+        """Return the call of a request, whose body counts in the hold.
+
+        Raises:
+            GatewayError: if it is malformed, exceeds a limit, or may not use what it names.
+            ClientGoneError: if the client leaves before the end of its request.
+        """
+        tenant, headers = hold.tenant, read_headers(scope)
+        data = await hold.read(headers, receive, self.max_body_bytes, "gateway.max_body_bytes")
+        body = bounded(parse_body(data, dialect), tenant.limits, dialect)
+        await hold.pause()
+        tenant.check_model(body.model)
+        await self.models.check(body.model)
+        try:
+            named = read_identity(headers, body.fields, self.new_id()).scoped_to(tenant.name)
+        except InvalidIdentityError as error:
+            raise InvalidRequestError(str(error), param=error.field) from error
+        verified = await self.tokens.verify(named, headers, tenant)
+        identity = await self.resolver.resolve(
+            verified, body.fields, tenant.name, offers_tools=body.offers_tools
+        )
+        return ReceivedCall(
+            dialect=dialect,
+            tenant=tenant,
+            identity=identity,
+            headers=headers,
+            body=body,
+            caller=Caller(identity.program, tenant.name, body.model),
+        )
