@@ -27,7 +27,7 @@ class Console:
         """Build the parts and subscribe them; `history` already follows the gateway's calls."""
         self.gateway = gateway
         self.history = history
-        self.groups = ProgramGroups(history.living, ttl_s=gateway.settings.gateway.program_idle_s)
+        self.groups = ProgramGroups(ttl_s=gateway.settings.gateway.program_idle_s)
         self.load = RecentLoad(time.time)
         self.turns = AnswerTurns()
         metrics = gateway.metrics
@@ -35,13 +35,12 @@ class Console:
         metrics.event_subscribers.set_function(lambda: feed.subscriber_count)
         self.replaying = asyncio.Lock()
         """Held while recent programs are simulated."""
-        gateway.registry.subscribe(on_begun=self.groups.on_call_begun)
         gateway.registry.subscribe(on_begun=feed.on_call_begun, on_settled=feed.on_call_settled)
         gateway.registry.subscribe(on_settled=self.load.on_call_settled)
         gateway.store.subscribe(lambda end: feed.on_program_ended(end.program_id))
         gateway.pool.subscribe(self._on_engine_change)
         gateway.pool.subscribe_snapshots(feed.snapshot_taken)
-        history.subscribe(self.groups.on_program_ended)
+        history.subscribe(self.groups.on_program_ended, self.groups.on_member)
         history.subscribe(self._on_program_ended)
 
     @asynccontextmanager

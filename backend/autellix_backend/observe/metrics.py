@@ -86,10 +86,11 @@ class CallMetrics:
 
     def take(self, call: SettledCall) -> None:
         """Count a call."""
-        series, engine, receipt, usage = self.series, call.engine, call.receipt, call.engine_usage
+        series, engine, receipt = self.series, call.engine, call.receipt
+        usage, duration_s, output_token_s = call.engine_usage, call.duration_s, call.output_token_s
         model = self._models.of(call.model, is_known=call.outcome is Outcome.OK)
         series(self._calls, call.outcome, call.identity_source, engine, model).inc()
-        series(self._duration_s, engine, model).observe(call.duration_s)
+        series(self._duration_s, engine, model).observe(duration_s)
         series(self._service_s, engine).inc(receipt.service_s)
         series(self._total_wait_s, engine, "inactive").inc(receipt.inactive_s)
         series(self._total_wait_s, engine, "slot").inc(max(0.0, receipt.wait_s - receipt.inactive_s))
@@ -102,7 +103,7 @@ class CallMetrics:
             series(self._wait_s, str(receipt.level)).observe(receipt.wait_s)
         if call.first_token_s is not None and call.outcome is Outcome.OK:
             series(self._first_token_s, engine, model).observe(call.first_token_s)
-        if (output_token_s := call.output_token_s) is not None:
+        if output_token_s is not None:
             series(self._output_token_s, engine, model).observe(output_token_s)
         for kind in ("prompt", "cached", "output"):
             _add(series(self._tokens, engine, model, kind), getattr(usage, f"{kind}_tokens", 0))

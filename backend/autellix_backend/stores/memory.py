@@ -115,10 +115,11 @@ class MemoryStore(EndFeed):
         self._active_programs += not entry.running
         entry.running[call.key] = StoredCall(start=call, start_s=now)
         entry.is_identified = call.is_identified
-        self._note_start(entry.view, call)
         parent_ends_s = self._table.parent_ends_s(call.program_id, call.parents)
+        service_s = self._policy.inherit(program.service_s, parent_ends_s)
+        self._note_start(entry.view, call)
         return Inherited(
-            service_s=self._policy.inherit(program.service_s, parent_ends_s),
+            service_s=service_s,
             program_service_s=program.service_s,
             wait_s=program.wait_s,
             expected_s=self._expect(entry, call),
@@ -189,24 +190,25 @@ class MemoryStore(EndFeed):
         running = entry.running.pop(end.key, None) if entry is not None else None
         if entry is None or running is None:
             raise UnknownCallError(end.key)
+        service_s, work = end.service_s, end.work
         self._active_calls -= 1
         self._active_programs -= not entry.running
         entry.history.append(replace(running, end=end, finish_s=now))
         view = entry.view
         view.finished_calls += 1
-        view.total_service_s += end.service_s
+        view.total_service_s += service_s
         view.prompt_tokens += end.prompt_tokens or 0
         view.cached_tokens += end.cached_tokens or 0
         view.output_tokens += end.output_tokens or 0
         if self._policy.sizes_programs:
             tenant, output_tokens = tenant_of(view.class_id), end.output_tokens or 0
-            self._estimator.observe_call(tenant, view.name or "", end.service_s, output_tokens)
+            self._estimator.observe_call(tenant, view.name or "", service_s, output_tokens)
         if end.is_final:
             self._table.end(end.program_id)
-        self._charge(end, running.start.call_id, now)
+        self._charge(end, work, running.start.call_id, now)
         self._drop_if_gone(end.program_id)
 
-    def _charge(self, end: CallEnd, call_id: str, now: float) -> None:
+    def _charge(self, end: CallEnd, work: float, call_id: str, now: float) -> None:
         program = self._table.get(end.program_id)
         assert program is not None
         *others, last = end.services_s or (0.0,)
@@ -220,7 +222,7 @@ class MemoryStore(EndFeed):
             inherited_service_s=end.inherited_service_s,
             service_s=last,
             wait_s=end.table_wait_s,
-            work=end.work,
+            work=work,
             path_id=call_id,
         )
 

@@ -23,8 +23,8 @@ class Rig:
         self.now = 10.0
         self.count = 0
         self.history = ProgramHistory(clock=lambda: self.now)
-        self.groups = ProgramGroups(self.history.living, ttl_s=100.0, max_groups=max_groups)
-        self.history.subscribe(self.groups.on_program_ended)
+        self.groups = ProgramGroups(ttl_s=100.0, max_groups=max_groups)
+        self.history.subscribe(self.groups.on_program_ended, self.groups.on_member)
 
     def begin(self, program: str, group: str | None = "g", tenant: str = "") -> GatewayCall:
         self.count += 1
@@ -33,7 +33,6 @@ class Rig:
             named["x-autellix-group"] = group
         call = open_call(named, key=str(self.count), began_s=self.now, tenant=tenant)
         self.history.on_call_begun(call)
-        self.groups.on_call_begun(call)
         return call
 
     def end(self, call: GatewayCall, at_s: float) -> None:

@@ -90,7 +90,8 @@ async def test_the_files_need_no_key_and_the_data_do(serve: Any, tmp_path: Path)
                 assert (path, response.status) == (path, expected)
 
 
-GUARD = RequestGuard(Starlette(), is_local=True, hosts=(), origins=())
+PAGE = "/autellix/"
+GUARD = RequestGuard(Starlette(), is_local=True, hosts=(), origins=(), is_page_path=lambda path: path == PAGE)
 
 
 def link(**others: str) -> dict[str, str]:
@@ -100,13 +101,13 @@ def link(**others: str) -> dict[str, str]:
 
 
 def test_a_link_of_another_site_leads_to_the_page_and_nowhere_else() -> None:
-    assert GUARD.foreign_page(link(), is_page=True) is None
+    assert GUARD.foreign_page(link(), PAGE) is None
     assert GUARD.foreign_page(link()) is not None
-    assert GUARD.foreign_page(link(host="evil.example"), is_page=True) is not None
+    assert GUARD.foreign_page(link(host="evil.example"), PAGE) is not None
 
 
 @pytest.mark.parametrize(
     "other", [{"sec-fetch-dest": "iframe"}, {"sec-fetch-mode": "no-cors"}, {"origin": "null"}]
 )
 def test_another_site_neither_frames_the_page_nor_loads_its_files(other: dict[str, str]) -> None:
-    assert GUARD.foreign_page(link(**other), is_page=True) is not None
+    assert GUARD.foreign_page(link(**other), PAGE) is not None

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from autellix_backend.console.history.history import PastProgram
 from autellix_backend.core.recent import RecentMap
-from autellix_backend.gateway.calls.call import GatewayCall
 
 MAX_GROUPS = 1024
 """Groups that are kept, of all tenants together."""
@@ -55,17 +53,8 @@ class _GroupTimes:
 class ProgramGroups:
     """The groups of each tenant, as far as this gateway serves their programs."""
 
-    def __init__(
-        self, living: Callable[[str], PastProgram | None], *, ttl_s: float, max_groups: int = MAX_GROUPS
-    ) -> None:
-        """Start without groups.
-
-        Args:
-            living: Returns the record of a living program.
-            ttl_s: How long a group stays after its last call began.
-            max_groups: How many are kept.
-        """
-        self._living = living
+    def __init__(self, *, ttl_s: float, max_groups: int = MAX_GROUPS) -> None:
+        """Start without groups, of which `max_groups` stay for `ttl_s` after their last call began."""
         self._groups: RecentMap[str, _GroupTimes] = RecentMap(ttl_s=ttl_s, max_entries=max_groups)
 
     def __len__(self) -> int:
@@ -76,15 +65,13 @@ class ProgramGroups:
         group = self._find(program)
         return None if group is None else group.median_s
 
-    def on_call_begun(self, call: GatewayCall) -> None:
-        """Note the program of a call, which its record knows already."""
-        program = self._living(call.start.program_id)
-        if program is None or program.group is None:
-            return
+    def on_member(self, program: PastProgram, began_s: float) -> None:
+        """Note a program that has a group, as a call of it begins."""
+        assert program.group is not None
         group = self._find(program) or _GroupTimes()
         if program.program_id not in group.stragglers:
             group.living[program.program_id] = program
-        self._groups.put(program.tenant, program.group, group, call.began_s)
+        self._groups.put(program.tenant, program.group, group, began_s)
 
     def on_program_ended(self, program: PastProgram) -> None:
         """Note the time of a program that has ended."""

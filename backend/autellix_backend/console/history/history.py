@@ -118,14 +118,24 @@ class ProgramHistory:
         self.size_bytes = 0
         """Approximate memory of all of it."""
         self._on_ended: list[Callable[[PastProgram], None]] = []
+        self._on_member: list[Callable[[PastProgram, float], None]] = []
 
     def __len__(self) -> int:
         """The number of ended programs."""
         return len(self._ended)
 
-    def subscribe(self, on_ended: Callable[[PastProgram], None]) -> None:
-        """Publish each program that ended; `on_ended` must not raise or block."""
+    def subscribe(
+        self,
+        on_ended: Callable[[PastProgram], None],
+        on_member: Callable[[PastProgram, float], None] | None = None,
+    ) -> None:
+        """Publish each program that ended, and the time at which a call of one with a group began.
+
+        Neither must raise or block.
+        """
         self._on_ended.append(on_ended)
+        if on_member is not None:
+            self._on_member.append(on_member)
 
     def keep(self, program: PastProgram) -> None:
         """Add an ended program, and drop what is beyond the bounds."""
@@ -171,6 +181,9 @@ class ProgramHistory:
         program.running += 1
         if call.start.adopts is not None:
             self._adopt(call.start.adopts, program)
+        if program.group is not None:
+            for on_member in self._on_member:
+                on_member(program, call.began_s)
 
     def _adopt(self, adoption: Adoption, program: PastProgram) -> None:
         """Move a settled call, each attempt of it, to another program; calls of other gateways stay there."""

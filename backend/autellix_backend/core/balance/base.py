@@ -8,6 +8,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+import msgspec
+
 from autellix_backend.core.balance.memory import MemoryReport
 from autellix_backend.core.errors import NoEngineError
 
@@ -77,8 +79,7 @@ class ArrivingCall:
     """The engines that can answer it, such as those with its model; None for all."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FinishedCall:
+class FinishedCall(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The result of a call."""
 
     program_id: str

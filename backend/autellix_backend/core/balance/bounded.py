@@ -20,8 +20,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
+
+from msgspec.structs import replace
 
 from autellix_backend.core.balance.base import (
     ArrivingCall,

@@ -18,7 +18,7 @@ without that term programs hop between engines until no cache is of use.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from autellix_backend.core.balance.base import EngineLoad
 
@@ -27,8 +27,7 @@ BEHIND_SHARE = 0.5
 MOST_RECOMPUTES = 4.0
 
 
-@dataclass(frozen=True, slots=True)
-class MeanCall:
+class MeanCall(msgspec.Struct, frozen=True, gc=False):
     """Means over finished calls and programs, since the length of an answer is unknown beforehand."""
 
     new_tokens: float

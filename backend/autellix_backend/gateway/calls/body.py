@@ -43,7 +43,6 @@ _FREE = _ToolChoice()
 _FORCED = ("function", "custom", "tool")
 """Types of a choice of one tool, in chats and responses, and in messages."""
 _choice_decoder = msgspec.json.Decoder(str | _ToolChoice)
-_NOTHING = msgspec.Raw(b"")
 _fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _xargs_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw] | None)
 
@@ -74,22 +73,25 @@ def parse_body(data: bytes, dialect: Dialect) -> CallBody:
         InvalidRequestError: if it or its vllm_xargs is not a JSON object.
     """
     fields = _split(data)
-    model, is_streaming = scalar(fields.get("model")), scalar(fields.get("stream")) is True
-    is_beam_search = dialect.has_choices and bool(scalar(fields.get("use_beam_search")))
-    # The engine refuses an invalid number.
-    choice_count = max(1, whole_number(fields.get("n")) or 1) if dialect.has_choices else 1
-    prompt_count = _prompt_count(fields, dialect)
+    is_streaming = "stream" in fields and scalar(fields["stream"]) is True
+    is_beam_search, choice_count = False, 1
+    if dialect.has_choices:
+        is_beam_search = "use_beam_search" in fields and bool(scalar(fields["use_beam_search"]))
+        # The engine refuses an invalid number.
+        choice_count = max(1, whole_number(fields["n"]) or 1) if "n" in fields else 1
+    prompt_count = _prompt_count(fields, dialect) if dialect.prompts_fields else 1
     each = _beam_requests(fields, dialect, choice_count) if is_beam_search else choice_count
+    model = scalar(fields.get("model"))
     return CallBody(
         fields=fields,
-        xargs=_xargs(fields),
+        xargs=_xargs(fields[XARGS]) if XARGS in fields else {},
         size_bytes=len(data),
         prompt_count=prompt_count,
         choice_count=choice_count,
         record_count=prompt_count * each,
         model=model[:MAX_MODEL_CHARACTERS] if isinstance(model, str) else None,
         is_streaming=is_streaming,
-        offers_tools=_offers_tools(fields),
+        offers_tools="tools" in fields and _offers_tools(fields),
         is_beam_search=is_beam_search,
     )
 
@@ -121,7 +123,7 @@ def _split_as_vllm(data: bytes) -> dict[str, msgspec.Raw] | None:
 
 
 def _offers_tools(fields: Mapping[str, msgspec.Raw]) -> bool:
-    if first_item_byte(fields.get("tools", _NOTHING)) != b"{":
+    if first_item_byte(fields["tools"]) != b"{":
         return False
     choice = decoded_or(_FREE, _choice_decoder, fields.get("tool_choice"), MAX_SCALAR_BYTES)
     return isinstance(choice, str) or choice.type not in _FORCED
@@ -154,10 +156,7 @@ def most_output_tokens(body: CallBody, dialect: Dialect) -> int | None:
     return next((most for most in stated if most is not None and most > 0), None)
 
 
-def _xargs(fields: Mapping[str, msgspec.Raw]) -> dict[str, msgspec.Raw]:
-    raw = fields.get(XARGS)
-    if raw is None:
-        return {}
+def _xargs(raw: msgspec.Raw) -> dict[str, msgspec.Raw]:
     try:
         return _xargs_decoder.decode(raw) or {}
     except JSON_ERRORS as error:

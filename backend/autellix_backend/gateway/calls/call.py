@@ -37,6 +37,8 @@ class ReceivedCall(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     headers: Mapping[str, str]
     """Headers by their lower-case names."""
     body: CallBody
+    is_anonymous: bool
+    """Whether its program is this one call, because no trusted name was sent."""
     caller: Caller
     """Whose it is, as far as an engine's faults may depend on that."""
 
@@ -98,7 +100,8 @@ class Answer(msgspec.Struct, kw_only=True, eq=False):
     def note_ids(self, content: bytes, identity: Identity) -> None:
         """Note the ids in the whole answer to a call of an identity, or in an event of its stream."""
         response_id, tool_calls, tools = read_answer_ids(content)
-        self.asked_tools += [tool for tool in tools if tool not in self.asked_tools][:MAX_TOOLS]
+        if tools:
+            self.asked_tools += [tool for tool in tools if tool not in self.asked_tools][:MAX_TOOLS]
         if identity.source == FOREIGN_TOKEN:
             return
         self.response_id = response_id or self.response_id

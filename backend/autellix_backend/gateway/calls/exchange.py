@@ -121,7 +121,8 @@ class Exchange:
         """Send the call to one engine after the other until one answers."""
         try:
             # Here, where a call that is cut off is settled all the same.
-            await self.registry.end_emptied(self.call)
+            if self.call.inherited.has_emptied:
+                await self.registry.end_emptied(self.call)
             while not await self._attempt(self.call.assigned.handle):
                 self.router.reassign(self.call.assigned)
                 self.registry.renew_key(self.call)
@@ -145,7 +146,8 @@ class Exchange:
                 await pause_after(self.call.request.body.size_bytes)
                 response = await self._send(handle)
                 handle.queue.on_reached(self.call)
-                handle.ended.on_received(self.ended)
+                if self.ended:
+                    handle.ended.on_received(self.ended)
                 if self.call.is_last:
                     handle.ended.on_last_received(self.call.arrival.program_id)
                 return await self._relay(handle, response)
@@ -232,12 +234,9 @@ class Exchange:
         self._repeat()
         return True
 
-    def _note_answer(self, handle: EngineHandle) -> None:
-        """Note that an engine answers the call."""
-        handle.refusals.on_answered(self.call.caller)
-        if self.doubted is not None:
-            doubted, problem = self.doubted
-            doubted.refusals.on_fault(self.call.caller, problem)
+    def _blame(self, doubted: EngineHandle, problem: str) -> None:
+        """Note the fault of an engine, as another one answers the call."""
+        doubted.refusals.on_fault(self.call.caller, problem)
 
     def _note_error(self, error: GatewayError) -> None:
         """Note why the call fails, and an answer that could not be used."""
@@ -283,7 +282,9 @@ class Exchange:
             raise handle.upstream.bad_answer("did not answer with a JSON object")
         if response.content_type == "text/html":
             raise handle.upstream.bad_answer(f"answered with a web page: {words_of(content)}")
-        self._note_answer(handle)
+        handle.refusals.on_answered(self.call.caller)
+        if self.doubted is not None:
+            self._blame(*self.doubted)
         if self.call.marked_id:
             # Its arguments are none of the client's business.
             key = self.call.engine_key.rpartition("~")[2]
@@ -337,7 +338,9 @@ class Exchange:
                 if self._is_repeated_after(handle, response, status, stream.error_data):
                     return False
             elif events and not reply.has_content:
-                self._note_answer(handle)
+                handle.refusals.on_answered(self.call.caller)
+                if self.doubted is not None:
+                    self._blame(*self.doubted)
             if events:
                 await reply.begin_stream(response)
                 await reply.send_part(events)
@@ -408,7 +411,7 @@ class Exchange:
     @property
     def _has_reports(self) -> bool:
         """Whether the engine's reports arrive here."""
-        return self.call.request.dialect.takes_identity and self.call.assigned.handle.sends_reports
+        return self.call.request.dialect.takes_identity and self.call.assigned.handle.link.is_up
 
     async def _has_died(self) -> bool:
         return await self.call.assigned.handle.queue.has_died(self.call)

@@ -15,7 +15,7 @@ from autellix_backend.gateway.engines.refusals import Caller
 from autellix_backend.gateway.errors import InvalidRequestError
 from autellix_backend.gateway.requests import read_headers
 from autellix_backend.gateway.sessions.session_tokens import SessionTokens
-from autellix_backend.gateway.tenancy.intake import BodyHold
+from autellix_backend.gateway.tenancy.intake import LONG_BODY_BYTES, BodyHold
 from autellix_backend.identity.errors import InvalidIdentityError
 from autellix_backend.identity.identity import IdentityResolver, read_identity
 
@@ -40,9 +40,13 @@ class Reception:
         """
         tenant, headers = hold.tenant, read_headers(scope)
         data = await hold.read(headers, receive, self.max_body_bytes, "gateway.max_body_bytes")
-        body = bounded(parse_body(data, dialect), tenant.limits, dialect)
-        await hold.pause()
-        tenant.check_model(body.model)
+        body = parse_body(data, dialect)
+        if tenant.limits.max_output_tokens is not None:
+            body = bounded(body, tenant.limits, dialect)
+        if body.size_bytes > LONG_BODY_BYTES:
+            await hold.pause()
+        if tenant.models:
+            tenant.check_model(body.model)
         await self.models.check(body.model)
         try:
             named = read_identity(headers, body.fields, self.new_id()).scoped_to(tenant.name)
@@ -58,5 +62,6 @@ class Reception:
             identity=identity,
             headers=headers,
             body=body,
+            is_anonymous=identity.is_anonymous,
             caller=Caller(identity.program, tenant.name, body.model),
         )

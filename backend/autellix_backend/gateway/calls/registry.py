@@ -152,9 +152,9 @@ class CallRegistry:
         return call
 
     async def end_emptied(self, call: GatewayCall) -> None:
-        """End the program from which a begun call's program has taken the last call, if it has."""
+        """End the program from which a begun call's program has taken the last call."""
         adopts = call.start.adopts
-        if call.inherited.has_emptied and adopts is not None:
+        if adopts is not None:
             await self._store.end_program(adopts.program_id, self._clock())
 
     def on_sent(self, call: GatewayCall) -> None:
@@ -325,7 +325,7 @@ def make_call(
         began_s=now,
         level=level,
         shown_program=tenant.shown(start.program_id) if tenant.name else start.program_id,
-        is_last=identity.is_final or is_alone or (identity.is_anonymous and not request.body.offers_tools),
+        is_last=identity.is_final or is_alone or (request.is_anonymous and not request.body.offers_tools),
         rate_headers=rate_headers,
         engine_key=start.key,
     )

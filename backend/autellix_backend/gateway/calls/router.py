@@ -111,7 +111,8 @@ class Router:
     def release(self, call: Assigned) -> None:
         """End a call's assignment."""
         self._forget_unless_begun(call.request.identity.program)
-        call.leave_bounds()
+        if call.is_unanswered:
+            call.leave_bounds()
         call.handle.release()
 
     def on_begun(self, program_id: str) -> None:
@@ -120,19 +121,19 @@ class Router:
 
     def on_call_settled(self, settled: SettledCall) -> None:
         """Learn from an answer how long prompts are, how fast its engine is, and what that has cached."""
-        usage = settled.answer_usage
+        usage, time_s = settled.answer_usage, settled.engine_time_s
         # The counts of several choices do not say how long one prompt is.
         if settled.outcome != Outcome.OK or settled.record_count != 1 or usage is None:
             return
         self._prompts.learn(settled.model, settled.body_bytes, usage.prompt_tokens)
-        handle = self.pool.find(settled.engine)
+        handle = self.pool.handles.get(settled.engine)
         if handle is not None:
             handle.speed.learn(
                 prefill_tokens=max(0, usage.prompt_tokens - (usage.cached_tokens or 0)),
                 decode_tokens=usage.output_tokens,
-                duration_s=settled.engine_time_s,
+                duration_s=time_s,
             )
-        self._group_of(settled.engine)[1].finished(
+        self._balancers[self._place_of(settled.engine)].finished(
             FinishedCall(
                 program_id=settled.start.program_id,
                 engine=settled.engine,
@@ -156,8 +157,8 @@ class Router:
         self, call: ReceivedCall, prompt_tokens: int, prefix: str, avoided: EngineHandle | None = None
     ) -> EngineHandle:
         """Choose an engine; an avoided one only if there is no other."""
-        if len(self.pool) == 1:
-            return next(iter(self.pool))
+        if len(self.pool.handles) == 1:
+            return next(iter(self.pool.handles.values()))
         able = self.pool.serving(call.body.model)
         among = {each.name for each in able if each is not avoided and each.is_accepting()}
         # An engine finds the responses that it has stored itself, and no others.
@@ -181,11 +182,15 @@ class Router:
 
     def _group_of(self, engine: str) -> tuple[list[EngineHandle], Balancer]:
         """Return the engines that share models with one, and their balancer."""
+        place = self._place_of(engine)
+        return [handle for handle in self.pool if handle.name in self._groups[place]], self._balancers[place]
+
+    def _place_of(self, engine: str) -> int:
+        """Return the place of an engine's group and balancer."""
         if self._groups is not self.pool.groups:
             self._regroup()
         # It may have left meanwhile.
-        place = next((place for place, group in enumerate(self._groups) if engine in group), 0)
-        return [handle for handle in self.pool if handle.name in self._groups[place]], self._balancers[place]
+        return next((place for place, group in enumerate(self._groups) if engine in group), 0)
 
     def _regroup(self) -> None:
         """Give each group the balancer of one that it shares engines with, else a fresh one."""

@@ -161,10 +161,9 @@ def make_end(call: GatewayCall, receipt: Receipt, outcome: Outcome) -> CallEnd:
 
 def _ends_program(call: GatewayCall) -> bool:
     """Return whether a call's program ends with it: what tool calls return comes with another call."""
-    identity = call.request.identity
-    if identity.is_final or not identity.is_anonymous:
-        return identity.is_final
-    return not (call.request.body.offers_tools and call.answer.tool_calls)
+    request = call.request
+    has_tool_calls = request.body.offers_tools and bool(call.answer.tool_calls)
+    return request.identity.is_final or (request.is_anonymous and not has_tool_calls)
 
 
 def make_settled(

@@ -58,7 +58,7 @@ class ModelLists:
         Raises:
             UnknownModelError: if no engine lists it, and they do not all serve the same.
         """
-        if len(self._pool) < 2 or self._pool.serving(model):
+        if len(self._pool.handles) < 2 or self._pool.serving(model):
             return
         if self._clock() - self._read_at_s >= LEAST_AGE_S:
             await self.read()

@@ -37,7 +37,8 @@ class EnginePool:
         """
         self._make_handle = make_handle
         self._on_left = on_left
-        self._handles: dict[str, EngineHandle] = {}
+        self.handles: dict[str, EngineHandle] = {}
+        """The engines by name."""
         self._listeners: list[Callable[[EngineChange], None]] = []
         self._link_listeners: list[Callable[[EngineHandle], None]] = []
         self._snapshot_listeners: list[OnSnapshot] = []
@@ -49,14 +50,14 @@ class EnginePool:
         """Whether the gateway takes no further calls."""
 
     def __iter__(self) -> Iterator[EngineHandle]:
-        return iter(self._handles.values())
+        return iter(self.handles.values())
 
     def __len__(self) -> int:
-        return len(self._handles)
+        return len(self.handles)
 
     def find(self, name: str) -> EngineHandle | None:
         """Return an engine, None if there is none of this name."""
-        return self._handles.get(name)
+        return self.handles.get(name)
 
     def get(self, name: str) -> EngineHandle:
         """Return an engine.
@@ -64,14 +65,14 @@ class EnginePool:
         Raises:
             NotFoundError: if there is none of this name.
         """
-        if name not in self._handles:
+        if name not in self.handles:
             raise NotFoundError(f"there is no engine {name!r}", param="name")
-        return self._handles[name]
+        return self.handles[name]
 
     def free_name(self, kind: str) -> str:
         """Return the first name of this kind (`remote`) that no engine has."""
         names = (f"{kind}-{number}" for number in itertools.count())
-        return next(name for name in names if name not in self._handles)
+        return next(name for name in names if name not in self.handles)
 
     def check_free(self, name: str) -> None:
         """Check that no engine has this name.
@@ -79,7 +80,7 @@ class EnginePool:
         Raises:
             ConflictError: if one has.
         """
-        if name in self._handles:
+        if name in self.handles:
             raise ConflictError(f"there is an engine {name!r} already", param="name")
 
     @property
@@ -150,7 +151,7 @@ class EnginePool:
         )
         handle.supervisor.subscribe(self._on_change)
         handle.on_unused = partial(self._on_unused, handle)
-        self._handles[engine.name] = handle
+        self.handles[engine.name] = handle
         self.regroup()
         if self._timer is not None:
             handle.open()
@@ -225,8 +226,8 @@ class EnginePool:
         Raises:
             EngineUnavailableError: if there is none.
         """
-        if name is not None and name in self._handles:
-            return [self._handles[name]]
+        if name is not None and name in self.handles:
+            return [self.handles[name]]
         able = self.serving(caller.model)
         if not able:
             raise EngineUnavailableError("there is no engine")
@@ -264,7 +265,7 @@ class EnginePool:
         self._review_queues()
 
     def _on_unused(self, handle: EngineHandle) -> None:
-        del self._handles[handle.name]
+        del self.handles[handle.name]
         self.regroup()
         task = asyncio.create_task(self._part(handle))
         self._departures.add(task)

@@ -202,15 +202,16 @@ class EngineQueue:
 
     def pump(self) -> None:
         """Send the calls that may be admitted."""
-        now = self.clock()
-        is_open = self.can_send() and not self._is_shutting_down
+        now, can_send = self.clock(), self.can_send()
+        is_open = can_send and not self._is_shutting_down
         while self._queued and is_open:
             key = self.ordering.next(now)
-            if key is None or self._is_better_elsewhere(self._queued[key].call):
+            is_paused = now < self.refusals.until_s
+            if key is None or (is_paused and self._is_better_elsewhere(self._queued[key].call)):
                 break
             self._send(self._queued.pop(key), self.ordering.send(key, now), now)
         self._set_wake(self.ordering.wake_s - now if self._queued and is_open else math.inf)
-        if self._obstacle() is None:
+        if can_send:
             self._lost_since_s = None
         elif self._lost_since_s is None:
             self._lost_since_s = now
@@ -277,7 +278,8 @@ class EngineQueue:
         if self.busy_since_s is None:
             self.busy_since_s = now
         call.restarts = self.supervisor.restarts
-        self.refusals.on_sent(call.caller)
+        if self.refusals.until_s > -math.inf:
+            self.refusals.on_sent(call.caller)
         if not turn.may_send.done():
             turn.may_send.set_result(True)
 
@@ -296,7 +298,8 @@ class EngineQueue:
         if turn.may_send.done() and not turn.may_send.cancelled():
             # A cancelled call does not retrieve its refusal, which asyncio would log then.
             turn.may_send.exception()
-        self.pump()
+        if self._queued:
+            self.pump()
 
     def _note_wait(self, call: QueuedCall, wait: Wait) -> None:
         call.wait_s += wait.wait_s

@@ -157,7 +157,8 @@ class Refusals:
         self._on_change = on_change
         self._has_answered = False
         self._pauses = 0
-        self._until_s = -math.inf
+        self.until_s = -math.inf
+        """Until when calls of some should go elsewhere; -inf unless it was paused since it answered."""
         self._is_trial = False
         """Whether it is paused for others while one call tries it."""
         self._since_at_s = 0.0
@@ -181,7 +182,7 @@ class Refusals:
     @property
     def is_paused(self) -> bool:
         """Whether calls of some should go to other engines at present."""
-        return self._clock() < self._until_s
+        return self._clock() < self.until_s
 
     def pauses(self, caller: Caller) -> bool:
         """Return whether these calls should go to other engines at present."""
@@ -221,11 +222,11 @@ class Refusals:
         asked_s = min(after_s or 0.0, MAX_STATED_PAUSE_S)
         if self.is_paused and not self._is_trial:
             # Calls that were sent before the pause say nothing new.
-            self._until_s = max(self._until_s, self._clock() + asked_s)
+            self.until_s = max(self.until_s, self._clock() + asked_s)
             return
         self._pauses += 1
         self._is_trial = False
-        self._until_s = self._clock() + max(self._pause_s, asked_s)
+        self.until_s = self._clock() + max(self._pause_s, asked_s)
         if self._pauses == 1:
             self._on_change(True)
 
@@ -233,7 +234,7 @@ class Refusals:
         """Note that a call is sent: after a pause it is a trial, which others wait for."""
         if self._pauses and not self.is_paused and self._concerns(caller):
             self._is_trial = True
-            self._until_s = self._clock() + self._pause_s
+            self.until_s = self._clock() + self._pause_s
 
     def on_answered(self, caller: Caller) -> None:
         """Note that it answered a call."""
@@ -247,7 +248,7 @@ class Refusals:
 
     def reset(self) -> None:
         """Forget its faults, because it answered, or was started again."""
-        was_refusing, self._pauses, self._until_s, self._is_trial = self._pauses > 0, 0, -math.inf, False
+        was_refusing, self._pauses, self.until_s, self._is_trial = self._pauses > 0, 0, -math.inf, False
         self._programs.clear()
         self._shared, self._answers_others = {}, False
         if was_refusing:

@@ -80,15 +80,15 @@ class RequestGuard:
             # RFC 9112, 6.3
             problem = "Content-Length and Transfer-Encoding: are both there; expected one of them"
             return InvalidRequestError(problem, headers={"connection": "close"})
-        foreign = self.foreign_page(headers, is_page=self._is_page_path(path))
+        foreign = self.foreign_page(headers, path)
         return None if foreign is None else ForeignPageError(foreign)
 
-    def foreign_page(self, headers: Mapping[str, str], *, is_page: bool = False) -> str | None:
+    def foreign_page(self, headers: Mapping[str, str], path: str = "") -> str | None:
         """Return the evidence that a request comes from another site's page; None without any.
 
         Args:
             headers: The request's, by their lower-case names.
-            is_page: Whether the path is one of our page, which other sites may link to.
+            path: Its path; other sites may link to those of our pages.
         """
         host = headers.get("host", "")
         if (self._is_local or self._hosts) and host and not self._is_own(host):
@@ -98,11 +98,12 @@ class RequestGuard:
             if origin in self._origins or _authority(origin) == host.lower():
                 return None
             return f"Origin: is {origin!r}; expected the gateway's own, {host!r}, or one in gateway.origins"
+        if headers.get("sec-fetch-site") not in _OTHER_SITES:
+            return None
         how = (headers.get("sec-fetch-mode"), headers.get("sec-fetch-dest"))
-        is_link = is_page and how == ("navigate", "document")
-        if headers.get("sec-fetch-site") in _OTHER_SITES and not is_link:
-            return "Sec-Fetch-Site: the request comes from another site's page"
-        return None
+        if how == ("navigate", "document") and self._is_page_path(path):
+            return None
+        return "Sec-Fetch-Site: the request comes from another site's page"
 
     def _is_own(self, host: str) -> bool:
         return names_this_machine(host) or _hostname(host[:MAX_HOST_CHARACTERS]) in self._hosts
