@@ -14,7 +14,7 @@ from autellix_backend.core.hints import NO_HINTS, Hints
 from autellix_backend.core.priority import Priority
 from autellix_backend.identity.aliases import Fields
 from autellix_backend.identity.errors import InvalidIdentityError
-from autellix_backend.identity.priority import own_priority, priority_of_body
+from autellix_backend.identity.priority import RANK_FIELD, TIER_FIELD, own_priority, priority_of_body
 from autellix_wire.headers import EXPECTED_CALLS, EXPECTED_RETURN, EXPECTED_TOKENS, GROUP, PRIORITY
 from autellix_wire.ids import MAX_ID_BYTES, check_id
 from autellix_wire.priorities import PRIORITIES
@@ -103,7 +103,7 @@ def read_hints(headers: Mapping[str, str], fields: Fields) -> Hints:
         InvalidIdentityError: if another value is.
     """
     given = {field: read(headers[key], header) for key, field, read, header in _READERS if key in headers}
-    if "priority" not in given:
+    if "priority" not in given and (TIER_FIELD in fields or RANK_FIELD in fields):
         stated = priority_of_body(fields)
         if stated is not Priority.DEFAULT:
             given["priority"] = stated

@@ -50,6 +50,7 @@ from autellix_wire.headers import (
 from autellix_wire.ids import InvalidIdError, check_id, parse_interceptions, parse_parents
 
 MAIN_THREAD = "0"
+_PARENTS, _TOOLS = PARENT_IDS.lower(), INTERCEPTIONS.lower()
 
 _MADE_UP = (ANONYMOUS, FOREIGN_TOKEN, CONTENT_CHAIN, OUTSIDE)
 """Sources of a program that has the call's own id, unless the call joins that of another one."""
@@ -123,12 +124,12 @@ def read_identity(headers: Mapping[str, str], fields: Fields, new_id: str) -> Id
             thread=aliases.thread or aliases.agent or MAIN_THREAD,
             thread_name=_read(headers, THREAD_NAME),
             call=call,
-            parents=parse_parents(headers.get(PARENT_IDS.lower()), PARENT_IDS),
+            parents=parse_parents(headers[_PARENTS], PARENT_IDS) if _PARENTS in headers else None,
             flags=_flags(headers),
             is_final=aliases.final is not None,
             source=ANONYMOUS if aliases.named_by is None else aliases.named_by.source,
             hints=read_hints(headers, fields),
-            interceptions=parse_interceptions(headers.get(INTERCEPTIONS.lower()), INTERCEPTIONS),
+            interceptions=parse_interceptions(headers[_TOOLS], INTERCEPTIONS) if _TOOLS in headers else (),
             aliases=aliases,
         )
     except InvalidIdError as error:
@@ -187,7 +188,9 @@ class IdentityResolver:
             return identity
         if IMPLICIT in identity.flags and identity.source == PROGRAM_HEADER:
             return await self._resolve_implicit(identity, fields, tenant, offers_tools=offers_tools)
-        named, response = identity.aliases.program, previous_response(fields)
+        named, response = identity.aliases.program, None
+        if "previous_response_id" in fields:
+            response = previous_response(fields)
         continued = transcript_ids(fields) if named is None else ()
         if response is not None:
             continued = (response, *continued)

@@ -14,7 +14,7 @@ from autellix_backend.gateway.engines.models import ModelLists
 from autellix_backend.gateway.engines.refusals import Caller
 from autellix_backend.gateway.errors import InvalidRequestError
 from autellix_backend.gateway.requests import read_headers
-from autellix_backend.gateway.sessions.session_tokens import SessionTokens
+from autellix_backend.gateway.sessions.session_tokens import TOKEN_HEADER, SessionTokens
 from autellix_backend.gateway.tenancy.intake import LONG_BODY_BYTES, BodyHold
 from autellix_backend.identity.errors import InvalidIdentityError
 from autellix_backend.identity.identity import IdentityResolver, read_identity
@@ -52,9 +52,10 @@ class Reception:
             named = read_identity(headers, body.fields, self.new_id()).scoped_to(tenant.name)
         except InvalidIdentityError as error:
             raise InvalidRequestError(str(error), param=error.field) from error
-        verified = await self.tokens.verify(named, headers, tenant)
+        if self.tokens.is_strict or TOKEN_HEADER in headers:
+            named = await self.tokens.verify(named, headers, tenant)
         identity = await self.resolver.resolve(
-            verified, body.fields, tenant.name, offers_tools=body.offers_tools
+            named, body.fields, tenant.name, offers_tools=body.offers_tools
         )
         return ReceivedCall(
             dialect=dialect,
