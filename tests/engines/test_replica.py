@@ -23,7 +23,7 @@ import autellix_backend
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.engines.base import Engine, EngineStartError, ModelNotFoundError
 from autellix_backend.engines.replica import VllmReplica
-from autellix_backend.engines.vllm_command import KV_SPEC, EngineArgumentError, check_arguments
+from autellix_backend.engines.vllm_command import KV_SPEC, EngineArgumentError, check_arguments, check_model
 from autellix_backend.settings import EngineSettings, ObserveSettings, Settings
 from autellix_backend.settings.scheduler import scheduler_from_mapping
 
@@ -236,6 +236,14 @@ def test_a_missing_model_is_found_early(tmp_path: Path) -> None:
         asyncio.run(replica.start())
 
     assert not replica.log.path.exists()
+
+
+def test_a_misspelt_model_of_ours_is_found_early() -> None:
+    """vLLM would import for a minute, and then ask the model hub."""
+    with pytest.raises(ModelNotFoundError, match=r"'smolm2' is no folder, .*; did you mean 'smollm2'\?"):
+        check_model("smolm2")
+    for other in ("Qwen/Qwen3-8B", "org/smolm2", "gpt2", "s3://models/demo"):
+        check_model(other)
 
 
 def test_the_socket_of_reports_is_in_a_private_folder_of_its_time(tmp_path: Path) -> None:

