@@ -20,6 +20,7 @@ from autellix_lab.cli import demo
 from autellix_lab.demo import comparison as module
 from autellix_lab.demo.comparison import comparison_report, run_parts
 from autellix_lab.demo.parts import SCARCE, DemoOptions, demo_parts
+from autellix_lab.demo.summary import verdict
 
 STEP_S = 0.01
 TOKEN_S = STEP_S / 400
@@ -181,6 +182,55 @@ def test_both_parts_are_measured_in_steps(options: DemoOptions, monkeypatch: pyt
         for run in item.load.runs:
             steps, seconds = (run.summary.metrics[name]["mean"] for name in ("latency_steps", "latency_s"))
             assert steps == pytest.approx(seconds / STEP_S)
+
+
+def on_the_clock(job: ReplayJob, _watch: Callable[[CallResult], None]) -> list[CallResult]:
+    """Play a job on an engine whose cache `boost` fills; its clock weighs what is prefilled as it is told."""
+    results: list[CallResult] = []
+    for program, arrival_s in zip(job.programs, job.arrivals_s, strict=True):
+        now_s, now_steps = arrival_s, arrival_s / job.step_s
+        for call in program.calls:
+            is_cached = job.base_url.endswith("boost") and call.id > 0
+            prefilled = 0 if is_cached else call.prefill_tokens
+            end_s = now_s + STEP_S * call.decode_tokens + TOKEN_S * prefilled
+            end_steps = now_steps + call.decode_tokens + prefilled / job.prefilled_tokens
+            results.append(
+                CallResult(
+                    program=program.program_id,
+                    call=call.id,
+                    thread=call.thread,
+                    submit_s=now_s,
+                    finish_s=end_s,
+                    prompt_tokens=call.prefill_tokens,
+                    cached_tokens=call.prefill_tokens - prefilled,
+                    output_tokens=call.decode_tokens,
+                    submit_step=now_steps,
+                    finish_step=end_steps,
+                )
+            )
+            now_s, now_steps = end_s, end_steps
+    return results
+
+
+@pytest.mark.parametrize("weighed", [True, False])
+def test_steps_agree_with_seconds_where_prefill_weighs_what_it_takes(
+    options: DemoOptions, monkeypatch: pytest.MonkeyPatch, *, weighed: bool
+) -> None:
+    """Also for a policy that prefills less; with another weight, the screen says that they differ."""
+    monkeypatch.setattr("autellix_lab.bench.compare.replay", on_the_clock)
+    if not weighed:
+        monkeypatch.setattr(module, "weigh_prefill", lambda *_args, **_kwargs: 160.0)
+    found = play(dataclasses.replace(options, rounds=2))
+
+    for item in found:
+        assert item.calibration.prefilled_tokens == pytest.approx(400.0 if weighed else 160.0)
+        for ratios in item.load.ratios_by_round("boost"):
+            seconds, steps = ratios["latency_s"]["mean"], ratios["latency_steps"]["mean"]
+            assert steps < 1
+            assert (steps == pytest.approx(seconds, rel=0.01)) is weighed, item.part.name
+    text = verdict([item.load for item in found], "boost")
+    assert ("steps favour boost. Compare seconds there, too." in text) is not weighed
+    assert ("With scarce KV memory, a step took" in text) is not weighed
 
 
 def test_the_report_has_both_parts(options: DemoOptions) -> None:
