@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from typing import TypeVar
 
 import msgspec
@@ -36,6 +37,7 @@ T = TypeVar("T")
 
 _any_decoder = msgspec.json.Decoder()
 _fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_text_decoder = msgspec.json.Decoder(str)
 _items_decoder = msgspec.json.Decoder(list[msgspec.Raw])
 
 
@@ -145,6 +147,39 @@ def may_have_more(raw: bytes | msgspec.Raw, mark: bytes, limit: int = MAX_ITEMS)
 def has_many_objects(raw: msgspec.Raw) -> bool:
     """Return whether a list holds too many objects, or is too long, to be read."""
     return memoryview(raw).nbytes > MAX_READ_BYTES or may_have_more(raw, b"{", MAX_OBJECTS)
+
+
+class RawObjects:
+    """The objects inside a JSON object that is split at its top level, each decoded once."""
+
+    def __init__(self, fields: Mapping[str, msgspec.Raw]) -> None:
+        self._objects: dict[tuple[str, ...], Mapping[str, msgspec.Raw] | None] = {(): fields}
+
+    def at(self, path: tuple[str, ...]) -> Mapping[str, msgspec.Raw] | None:
+        """Return the object at a path, empty if nothing is there; None for anything else."""
+        if path in self._objects:
+            return self._objects[path]
+        holder = self.at(path[:-1])
+        raw = None if holder is None else holder.get(path[-1])
+        found: Mapping[str, msgspec.Raw] | None = {}
+        if raw is not None and bytes(memoryview(raw)[:5]) != b"null":
+            if first_byte(raw) == b'"':
+                # vLLM's own type of `vllm_xargs` has no objects, so clients send theirs as a text of JSON.
+                text = decoded_or("", _text_decoder, raw, MAX_SCALAR_BYTES)
+                raw = msgspec.Raw(text.encode(errors="replace"))
+            found = _object_or_none(raw)
+        self._objects[path] = found
+        return found
+
+
+def _object_or_none(raw: msgspec.Raw) -> Mapping[str, msgspec.Raw] | None:
+    """Return a small object split at its top level; None for anything else."""
+    if memoryview(raw).nbytes > MAX_SCALAR_BYTES:
+        return None
+    try:
+        return _fields_decoder.decode(raw)
+    except JSON_ERRORS:
+        return None
 
 
 def items(raw: msgspec.Raw) -> list[msgspec.Raw]:

@@ -21,6 +21,8 @@ EXPECTED_CALLS = "X-Autellix-Expected-Calls"
 EXPECTED_TOKENS = "X-Autellix-Expected-Tokens"
 EXPECTED_RETURN = "X-Autellix-Expected-Return"
 """Seconds from the end of the call to the next one of its program."""
+RETAIN = "X-Autellix-Retain"
+"""The longest time (s) for which its context should be kept after the call."""
 INTERCEPTIONS = "X-Autellix-Interceptions"
 """Tools that ran since the parent calls: name=seconds, comma separated."""
 

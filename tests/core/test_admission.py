@@ -931,6 +931,30 @@ def test_an_expected_return_decides_in_place_of_the_gaps_of_the_class(
     assert engine.review(after_s=1e-6, steps=REVIEW_STEPS) == ["d1"]
 
 
+@pytest.mark.parametrize(
+    ("hints", "kept_s"),
+    [
+        (Hints(retain_s=0.0), 0.0),
+        (Hints(retain_s=HOLD_S / 2), HOLD_S / 2),
+        (Hints(retain_s=1e9), HOLD_S),
+        (Hints(retain_s=HOLD_S / 2, return_s=1.0), HOLD_S / 2),
+        (Hints(retain_s=1e9, return_s=1e9), 0.0),
+    ],
+)
+def test_a_stated_retention_is_kept_up_to_what_a_context_is_worth(hints: Hints, kept_s: float) -> None:
+    """A client that asks for more gets no more than one whose gaps are unknown."""
+    engine = Engine(machine=make_machine(idle_s=1e9))
+    engine.arrive("c1", 10)
+    engine.arrive("b1", 60, hints=hints)
+    engine.finish("b1", 60)
+    engine.arrive("d1", 60)
+
+    assert engine.review() == []
+    if kept_s:
+        assert engine.review(after_s=kept_s, steps=REVIEW_STEPS) == []
+    assert engine.review(after_s=1e-6, steps=REVIEW_STEPS) == ["d1"]
+
+
 def test_a_return_expected_beyond_the_longest_idle_time_keeps_nothing() -> None:
     engine = Engine(machine=make_machine(idle_s=3.0))
     assert engine.machine.admission.hold_s == 3.0

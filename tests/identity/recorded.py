@@ -70,6 +70,19 @@ RECORDED = [
             }
         },
     ),
+    Sent("agentic-session", "s", body={"vllm_xargs": {"agentic_context": {"session_id": "s"}}}),
+    Sent(
+        "agentic-agent",
+        "critic",
+        body={"vllm_xargs": {"agentic_context": {"task_id": "task-a", "agent_id": "critic"}}},
+    ),
+    Sent("agentic-resume", "final", body={"vllm_xargs": {"agentic_context": {"expected_resume": False}}}),
+    Sent("agent-hint-resume", "final", body={"agent_hint": {"session_id": "s", "expected_resume": False}}),
+    Sent(
+        "nvext-close", "final", body={"nvext": {"session_control": {"session_id": "s-1", "action": "close"}}}
+    ),
+    Sent("baggage", "c-1", {"baggage": "user.id=u,gen_ai.conversation.id=c-1"}),
+    Sent("meta-baggage", "s-1", body={"_meta": {"progressToken": 7, "baggage": "session.id=s-1"}}),
     Sent("agent-hint", "root", body={"agent_hint": {"session_id": "root", "blocks_parent": False}}),
     Sent(
         "agent-hint-parent", "root", body={"agent_hint": {"session_id": "child", "parent_session_id": "root"}}

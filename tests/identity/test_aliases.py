@@ -72,9 +72,13 @@ def test_a_row_wins_over_all_below_it(place: int) -> None:
     headers: dict[str, str] = {}
     body: dict[str, Any] = {}
     for alias in rows:
-        value = {"claude-code-user-id": CLAUDE_NEW_USER, "prompt-cache-key": UUID}.get(
-            alias.source, alias.source
-        )
+        baggage = f"session.id={alias.source}"
+        value = {
+            "claude-code-user-id": CLAUDE_NEW_USER,
+            "prompt-cache-key": UUID,
+            "baggage": baggage,
+            "meta-baggage": baggage,
+        }.get(alias.source, alias.source)
         if alias.header:
             headers[alias.header] = value
         else:

@@ -19,6 +19,7 @@ GIVEN = {
     "X-Autellix-Expected-Calls": " 3",
     "X-Autellix-Expected-Tokens": "70",
     "X-Autellix-Expected-Return": "2.5",
+    "X-Autellix-Retain": "30",
 }
 
 
@@ -30,14 +31,19 @@ def test_each_hint_but_the_class_has_a_header() -> None:
 
 
 def test_all_of_them_are_read() -> None:
-    hints = read_hints({name.lower(): value for name, value in GIVEN.items()}, {})
+    hints = read_hints({name.lower(): value for name, value in GIVEN.items()}, {}).record
     assert hints == Hints(
-        group="g", priority=Priority.BATCH, expected_calls=3.0, expected_tokens=70.0, return_s=2.5
+        group="g",
+        priority=Priority.BATCH,
+        expected_calls=3.0,
+        expected_tokens=70.0,
+        return_s=2.5,
+        retain_s=30.0,
     )
 
 
 def test_a_call_without_any_makes_no_record() -> None:
-    assert read_hints({"x-autellix-program-id": "p"}, {}) is NO_HINTS
+    assert read_hints({"x-autellix-program-id": "p"}, {}).record is NO_HINTS
 
 
 def test_the_document_describes_each_with_its_schema() -> None:

@@ -14,6 +14,7 @@ from autellix_backend.core.policies import make_policy
 from autellix_backend.gateway.calls.body import parse_body
 from autellix_backend.gateway.calls.dialects import CHAT_COMPLETIONS
 from autellix_backend.identity.errors import InvalidIdentityError
+from autellix_backend.identity.hints import StatedHints
 from autellix_backend.identity.identity import Identity, IdentityResolver, read_identity
 from autellix_backend.observe.metrics import MAX_VENDOR_HEADERS, GatewayMetrics
 from autellix_backend.stores.base import AnswerSource, call_key
@@ -37,7 +38,7 @@ class Calls:
             self.store,
             clock=lambda: self.now,
             idle_s=idle_s,
-            on_read=self.metrics.count_aliases,
+            on_read=self.metrics.count_identity,
         )
 
     def resolve(self, headers: dict[str, str], tenant: str = "", **body: Any) -> Identity:
@@ -70,7 +71,7 @@ def test_all_headers_are_read() -> None:
         session=None,
         program="p",
         name="react",
-        hints=Hints(group="g17"),
+        stated=StatedHints(Hints(group="g17"), (("group", "X-Autellix-Group"),)),
         thread="3",
         thread_name="planner",
         call="c",

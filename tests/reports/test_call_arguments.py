@@ -40,6 +40,7 @@ def test_reads_what_the_gateway_sends() -> None:
         "autellix_group": "g17",
         "autellix_priority": "batch",
         "autellix_return_s": 90,
+        "autellix_retain_s": 30,
         "autellix_ended": '["a", "b"]',
         "autellix_gateway": "g",
     }
@@ -52,7 +53,7 @@ def test_reads_what_the_gateway_sends() -> None:
         wait_s=2.0,
         age_s=7.5,
         work=1000.0,
-        hints=Hints(class_name="agent", group="g17", priority=Priority.BATCH, return_s=90.0),
+        hints=Hints(class_name="agent", group="g17", priority=Priority.BATCH, return_s=90.0, retain_s=30.0),
     )
     expected = CallIdentity(call_id="c", arrival=arrival, gateway="g", spread=1.25, ended=("a", "b"))
     assert expected == read_identity("r", args, "session")
@@ -64,6 +65,7 @@ def test_what_a_gateway_writes_is_read_alike() -> None:
         group="g17",
         priority=Priority.INTERACTIVE,
         return_s=0.5,
+        retain_s=30.0,
         expected_calls=3.0,
         expected_tokens=70.0,
     )

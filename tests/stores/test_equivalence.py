@@ -38,6 +38,7 @@ HINTS = Hints(
     group="g17",
     class_name="chat",
     return_s=90.0,
+    retain_s=30.0,
     expected_calls=3.0,
     expected_tokens=70.0,
 )

@@ -23,6 +23,8 @@ class Hints(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fa
     """The class of the program, whose programs have similar gaps between calls; empty until it is known."""
     return_s: float | None = None
     """The expected time (s) from the end of the call to the next one of its program."""
+    retain_s: float | None = None
+    """The longest time (s) for which the context should be kept after the call."""
     expected_calls: float | None = None
     """The calls that the program is expected to make, this one included."""
     expected_tokens: float | None = None

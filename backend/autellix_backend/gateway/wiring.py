@@ -91,7 +91,7 @@ class Gateway:
             clock=clock,
             idle_s=gateway.program_idle_s,
             secret=gateway.token_secret,
-            on_read=metrics.count_aliases,
+            on_read=metrics.count_identity,
         )
         self.call_log = None if observe.call_log is None else CallLog(observe.call_log, metrics.registry)
         self.audit = AuditLog()

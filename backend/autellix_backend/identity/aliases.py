@@ -15,16 +15,18 @@ replaced by its hash, which is the same for every call and gateway.
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import hashlib
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass
 from functools import lru_cache
+from urllib.parse import unquote
 
 import msgspec
 
-from autellix_backend.raw_json import JSON_ERRORS, MAX_SCALAR_BYTES, decoded_or, first_byte
+from autellix_backend.raw_json import JSON_ERRORS, MAX_SCALAR_BYTES, RawObjects, first_byte
 from autellix_wire.headers import FINAL, PROGRAM_ID, SESSION_ID, THREAD_ID
 from autellix_wire.ids import MAX_ID_BYTES, InvalidIdError, check_id
 
@@ -81,6 +83,36 @@ def conversation_key(key: str) -> str | None:
     return key if _CONVERSATION.fullmatch(key) else None
 
 
+def not_resumed(expected: str) -> str:
+    """Return whether a call is a program's last one by `expected_resume`; another text if it is neither."""
+    return {"true": "false", "false": "true"}.get(expected.lower(), expected)
+
+
+def session_closed(action: str) -> str:
+    """Return whether a call is a program's last one by the action on its session."""
+    return {"open": "false", "close": "true"}.get(action, action)
+
+
+def sub_agent(agent: str) -> str | None:
+    """Return the agent of a task, None for the leading one, which is the task's program itself."""
+    return None if agent.rpartition(":")[2] == "lead" else agent
+
+
+def conversation_in_baggage(baggage: str) -> str | None:
+    """Return the conversation in W3C's `baggage`, else the session, whose values are percent-encoded.
+
+    The bounds are those of the specification; a member without a value is skipped.
+    """
+    if len(baggage) > MAX_BAGGAGE_BYTES:
+        raise _UnusableError
+    found: dict[str, str] = {}
+    for member in baggage.split(",", MAX_BAGGAGE_MEMBERS)[:MAX_BAGGAGE_MEMBERS]:
+        name, _, value = member.partition(";")[0].partition("=")
+        if name.strip() in _BAGGAGE_KEYS and value.strip():
+            found.setdefault(name.strip(), unquote(value.strip()))
+    return next((found[key] for key in _BAGGAGE_KEYS if key in found), None)
+
+
 class _ClaudeUser(msgspec.Struct):
     session_id: str | None = None
 
@@ -88,6 +120,9 @@ class _ClaudeUser(msgspec.Struct):
 _CONVERSATION = re.compile(
     r"(session_)?[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}|ses_[0-9A-Za-z]{16,}|agents-sdk:\w+:\S{8,}"
 )
+MAX_BAGGAGE_BYTES = 8192
+MAX_BAGGAGE_MEMBERS = 64
+_BAGGAGE_KEYS = ("gen_ai.conversation.id", "session.id")
 _DAY_COUNTER = re.compile(r"\d{8}_\d+")
 
 
@@ -105,17 +140,20 @@ class Alias:
     header: str = ""
     body: str = ""
     read: Callable[[str], str | None] | None = None
-    """Extracts the id from a value; None if the value is valid and holds none."""
+    """Extracts the id, or the truth, from a value; None if the value is valid and holds none."""
+    beside: tuple[str, ...] = ()
+    """The sources of the program that it counts beside; any without one."""
+    is_strict: bool = False
+    """Whether its sender's contract calls a malformed value an error."""
 
-    @property
-    def header_key(self) -> str:
-        """Return the header in lower case."""
-        return self.header.lower()
+    header_key: str = dataclasses.field(init=False)
+    """The header in lower case."""
+    path: tuple[str, ...] = dataclasses.field(init=False)
+    """The names on the path into the body."""
 
-    @property
-    def path(self) -> tuple[str, ...]:
-        """Return the names on the path into the body."""
-        return tuple(self.body.split(".")) if self.body else ()
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "header_key", self.header.lower())
+        object.__setattr__(self, "path", tuple(self.body.split(".")) if self.body else ())
 
 
 _OWN, _PROTOCOL, _CLIENT, _FLOW = Tier
@@ -131,16 +169,52 @@ ALIASES: tuple[Alias, ...] = (
     # vLLM's router, whose own order this is
     Alias("agentic-program", _PROTOCOL, _PROGRAM, "vllm-router", body=_AGENTIC + "program_id"),
     Alias("agentic-task", _PROTOCOL, _PROGRAM, "vllm-router", body=_AGENTIC + "task_id"),
+    Alias("agentic-session", _PROTOCOL, _PROGRAM, "vllm-router", body=_AGENTIC + "session_id"),
+    Alias(
+        "agentic-agent",
+        _PROTOCOL,
+        _AGENT,
+        "vllm-router",
+        body=_AGENTIC + "agent_id",
+        read=sub_agent,
+        beside=("agentic-task", "agentic-session"),
+    ),
+    Alias(
+        "agentic-resume",
+        _PROTOCOL,
+        _FINAL,
+        "vllm-router",
+        body=_AGENTIC + "expected_resume",
+        read=not_resumed,
+        is_strict=True,
+    ),
     Alias("agentic-root", _PROTOCOL, _PARENT, "vllm-router", body=_AGENTIC + "root_program_id"),
     Alias("agentic-parent", _PROTOCOL, _PARENT, "vllm-router", body=_AGENTIC + "parent_program_id"),
     Alias("agent-hint", _PROTOCOL, _PROGRAM, "agent-hint", body="agent_hint.session_id"),
     Alias("agent-hint-parent", _PROTOCOL, _PARENT, "agent-hint", body="agent_hint.parent_session_id"),
+    Alias(
+        "agent-hint-resume",
+        _PROTOCOL,
+        _FINAL,
+        "agent-hint",
+        body="agent_hint.expected_resume",
+        read=not_resumed,
+        is_strict=True,
+    ),
     # NVIDIA Dynamo
     Alias("dynamo-session", _PROTOCOL, _PROGRAM, "dynamo", header="X-Dynamo-Session-ID"),
     Alias("dynamo-parent", _PROTOCOL, _PARENT, "dynamo", header="X-Dynamo-Parent-Session-ID"),
     Alias("dynamo-final", _PROTOCOL, _FINAL, "dynamo", header="X-Dynamo-Session-Final"),
     Alias("dynamo-trajectory", _PROTOCOL, _PROGRAM, "dynamo", header="X-Dynamo-Trajectory-ID"),
     Alias("nvext-session", _PROTOCOL, _PROGRAM, "dynamo", body="nvext.session_control.session_id"),
+    Alias(
+        "nvext-close",
+        _PROTOCOL,
+        _FINAL,
+        "dynamo",
+        body="nvext.session_control.action",
+        read=session_closed,
+    ),
     Alias("nvext-context", _PROTOCOL, _PROGRAM, "dynamo", body="nvext.agent_context.session_id"),
     # ThunderAgent
     Alias("body-program-id", _PROTOCOL, _PROGRAM, "thunderagent", body="program_id"),
@@ -186,6 +260,11 @@ ALIASES: tuple[Alias, ...] = (
     # Shepherd Model Gateway, formerly SGLang's router
     Alias("smg-routing-key", _FLOW, _PROGRAM, "smg", header="X-SMG-Routing-Key"),
     Alias("prompt-cache-key", _FLOW, _PROGRAM, "openai", body="prompt_cache_key", read=conversation_key),
+    # OpenTelemetry, in W3C's baggage, which MCP carries too: its session may be all that a person does
+    Alias("baggage", _FLOW, _PROGRAM, "opentelemetry", header="baggage", read=conversation_in_baggage),
+    Alias(
+        "meta-baggage", _FLOW, _PROGRAM, "opentelemetry", body="_meta.baggage", read=conversation_in_baggage
+    ),
 )
 
 PROGRAM_SOURCES: tuple[str, ...] = (
@@ -234,21 +313,26 @@ class ResolvedAliases(msgspec.Struct, frozen=True, kw_only=True):
     """Sources whose values are unusable."""
 
 
-def resolve_aliases(headers: Mapping[str, str], fields: Fields) -> ResolvedAliases:
+def resolve_aliases(
+    headers: Mapping[str, str], fields: Fields, objects: RawObjects | None = None
+) -> ResolvedAliases:
     """Return the ids that a request names; `headers` has lower-case names, `fields` is its body.
 
     Raises:
-        InvalidIdError: if a value of our own headers is malformed.
+        InvalidIdError: if a value of our own headers is malformed, or one whose contract calls it an error.
     """
     present = _present_aliases(headers, fields)
     if not present:
         return _NO_ALIASES
+    objects = objects or RawObjects(fields)
     matches: list[tuple[Alias, str]] = []
     malformed: list[str] = []
     for _, alias in present:
         try:
-            value = _value_of(alias, headers, fields)
-        except _UnusableError:
+            value = _value_of(alias, headers, objects)
+        except _UnusableError as error:
+            if alias.is_strict:
+                raise InvalidIdError(alias.body, "is neither true nor false") from error
             malformed.append(alias.source)
             continue
         if value is not None:
@@ -262,7 +346,7 @@ def resolve_aliases(headers: Mapping[str, str], fields: Fields) -> ResolvedAlias
         named_by=named_by,
         parent=_parent_of(named_by, matches),
         thread=first.get(_THREAD, _NO_MATCH)[1],
-        agent=first.get(_AGENT, _NO_MATCH)[1],
+        agent=_agent_of(named_by, matches),
         final=final if is_final == _YES else None,
         conflicts=_conflicts([match for match in matches if match[0].field is _PROGRAM]),
         malformed=tuple(malformed),
@@ -298,8 +382,6 @@ _NO_MATCH = (None, None)
 _YES = "true"
 _TRUTHS = {"true": _YES, "1": _YES, "yes": _YES, "on": _YES, "false": "", "0": "", "no": "", "off": ""}
 
-_object_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_text_decoder = msgspec.json.Decoder(str)
 _scalar_decoder = msgspec.json.Decoder(str | int | bool | None)
 
 
@@ -326,7 +408,7 @@ def _vendor_id(text: str) -> str | None:
     return None if _DAY_COUNTER.fullmatch(text.strip()) else text
 
 
-def _value_of(alias: Alias, headers: Mapping[str, str], fields: Fields) -> str | None:
+def _value_of(alias: Alias, headers: Mapping[str, str], objects: RawObjects) -> str | None:
     # An id; for FINAL, _YES or an empty string; None if the alias is present without a value.
     if alias.header:
         text: str | None = headers[alias.header_key]
@@ -334,11 +416,11 @@ def _value_of(alias: Alias, headers: Mapping[str, str], fields: Fields) -> str |
         if alias.tier is Tier.OWN:
             return _own_truth(text) if alias.field is AliasField.FINAL else check_id(text, alias.header)
     else:
-        text = _text_at(alias, fields)
+        text = _text_at(alias, objects)
     if text is None:
         return None
     if alias.field is AliasField.FINAL:
-        return _truth(text)
+        return _truth(text if alias.read is None else alias.read(text) or "")
     found = text if alias.read is None else alias.read(text)
     if found is None:
         return None
@@ -348,10 +430,9 @@ def _value_of(alias: Alias, headers: Mapping[str, str], fields: Fields) -> str |
     return usable
 
 
-def _text_at(alias: Alias, fields: Fields) -> str | None:
-    raw: msgspec.Raw | None = fields[alias.path[0]]
-    for name in alias.path[1:]:
-        raw = None if raw is None else _field_of(raw, name)
+def _text_at(alias: Alias, objects: RawObjects) -> str | None:
+    # What is not an object has no such field; the value is left for the engine to reject.
+    raw = (objects.at(alias.path[:-1]) or {}).get(alias.path[-1])
     if raw is None or (alias.path in _HOLDERS and first_byte(raw) == b"{"):
         return None
     if memoryview(raw).nbytes > MAX_SCALAR_BYTES:
@@ -367,12 +448,10 @@ def _text_at(alias: Alias, fields: Fields) -> str | None:
     return text
 
 
-def _field_of(raw: msgspec.Raw, name: str) -> msgspec.Raw | None:
-    # What is not an object has no such field; the value is left for the engine to reject.
-    if first_byte(raw) == b'"':
-        # vLLM's own type of `vllm_xargs` has no objects, so clients send theirs as a text of JSON.
-        raw = msgspec.Raw(decoded_or("", _text_decoder, raw, MAX_SCALAR_BYTES).encode())
-    return decoded_or({}, _object_decoder, raw, MAX_SCALAR_BYTES).get(name)
+def _agent_of(named_by: Alias | None, matches: list[tuple[Alias, str]]) -> str | None:
+    agents = ((alias, value) for alias, value in matches if alias.field is AliasField.AGENT)
+    source = None if named_by is None else named_by.source
+    return next((value for alias, value in agents if not alias.beside or source in alias.beside), None)
 
 
 def _parent_of(named_by: Alias | None, matches: list[tuple[Alias, str]]) -> str | None:

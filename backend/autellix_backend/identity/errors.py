@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class InvalidIdentityError(ValueError):
-    """A header of ours is malformed; `field` names it."""
+    """A header of ours, or a value whose contract calls it an error, is malformed; `field` names it."""
 
     def __init__(self, message: str, field: str) -> None:
         super().__init__(message)

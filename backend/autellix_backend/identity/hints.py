@@ -1,7 +1,7 @@
 """The headers by which a client gives hints: one table, which the OpenAPI document describes too.
 
 A row names a field of `core.hints.Hints`. With a field there, a header in `autellix_wire` and a row here, a
-new hint comes as far as the engine's machine.
+new hint comes as far as the engine's machine. What other tools call the same is in `hint_dialects`.
 """
 
 from __future__ import annotations
@@ -10,12 +10,15 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import msgspec
+
 from autellix_backend.core.hints import NO_HINTS, Hints
 from autellix_backend.core.priority import Priority
 from autellix_backend.identity.aliases import Fields
 from autellix_backend.identity.errors import InvalidIdentityError
-from autellix_backend.identity.priority import RANK_FIELD, TIER_FIELD, own_priority, priority_of_body
-from autellix_wire.headers import EXPECTED_CALLS, EXPECTED_RETURN, EXPECTED_TOKENS, GROUP, PRIORITY
+from autellix_backend.identity.hint_dialects import HINT_FIELDS, HINT_HEADER_KEYS, read_dialects
+from autellix_backend.raw_json import RawObjects
+from autellix_wire.headers import EXPECTED_CALLS, EXPECTED_RETURN, EXPECTED_TOKENS, GROUP, PRIORITY, RETAIN
 from autellix_wire.ids import MAX_ID_BYTES, check_id
 from autellix_wire.priorities import PRIORITIES
 
@@ -40,6 +43,15 @@ class HintHeader(NamedTuple):
     def key(self) -> str:
         """The header in lower case."""
         return self.header.lower()
+
+
+def read_priority(text: str, header: str) -> Priority:
+    """Read the name of a priority."""
+    name = text.strip().lower()
+    if name not in PRIORITIES:
+        problem = f"{header} is {text[:64]!r}; expected one of {', '.join(PRIORITIES)}"
+        raise InvalidIdentityError(problem, header)
+    return Priority(name)
 
 
 def read_count(text: str, header: str) -> float:
@@ -71,7 +83,7 @@ HINT_HEADERS: tuple[HintHeader, ...] = (
         "priority",
         PRIORITY,
         "How urgent the program is to its tenant",
-        own_priority,
+        read_priority,
         {**_TEXT, "enum": list(PRIORITIES)},
     ),
     HintHeader(
@@ -91,20 +103,50 @@ HINT_HEADERS: tuple[HintHeader, ...] = (
         read_seconds,
         _SECONDS,
     ),
+    HintHeader(
+        "retain_s",
+        RETAIN,
+        "The longest time in seconds for which the context should be kept after this call",
+        read_seconds,
+        _SECONDS,
+    ),
 )
-_READERS = tuple((row.key, row.field, row.read, row.header) for row in HINT_HEADERS)
+_KEYS = frozenset(row.key for row in HINT_HEADERS) | HINT_HEADER_KEYS
 
 
-def read_hints(headers: Mapping[str, str], fields: Fields) -> Hints:
+class StatedHints(msgspec.Struct, frozen=True):
+    """The hints of a request, and where it states them."""
+
+    record: Hints = NO_HINTS
+    sources: tuple[tuple[str, str], ...] = ()
+    """Fields of the record with the header, or the path in the body, that states them."""
+    malformed: tuple[str, ...] = ()
+    """Headers and paths of other tools whose values mean nothing."""
+
+
+NOTHING_STATED = StatedHints()
+
+
+def read_hints(headers: Mapping[str, str], fields: Fields, objects: RawObjects | None = None) -> StatedHints:
     """Return the hints of a request; `headers` has lower-case names, `fields` is its body.
 
     Raises:
         InvalidIdError: if an id is malformed.
-        InvalidIdentityError: if another value is.
+        InvalidIdentityError: if another value is; `field` names its header or its path.
     """
-    given = {field: read(headers[key], header) for key, field, read, header in _READERS if key in headers}
-    if "priority" not in given and (TIER_FIELD in fields or RANK_FIELD in fields):
-        stated = priority_of_body(fields)
-        if stated is not Priority.DEFAULT:
-            given["priority"] = stated
-    return Hints(**given) if given else NO_HINTS
+    # Most requests state nothing.
+    if _KEYS.isdisjoint(headers) and HINT_FIELDS.isdisjoint(fields):
+        return NOTHING_STATED
+    others = read_dialects(headers, fields, objects or RawObjects(fields))
+    given: dict[str, tuple[Any, str]] = others.given
+    for row in HINT_HEADERS:
+        if (text := headers.get(row.key)) is not None:
+            given[row.field] = (row.read(text, row.header), row.header)
+    if not given:
+        return StatedHints(malformed=others.malformed) if others.malformed else NOTHING_STATED
+    record = Hints(**{field: value for field, (value, _) in given.items()})
+    return StatedHints(
+        record=NO_HINTS if record == NO_HINTS else record,
+        sources=tuple((field, source) for field, (_, source) in given.items()),
+        malformed=others.malformed,
+    )

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 import msgspec
 from msgspec.structs import replace
 
-from autellix_backend.core.hints import NO_HINTS, Hints
+from autellix_backend.core.hints import Hints
 from autellix_backend.identity.aliases import (
     ALIASES,
     ANONYMOUS,
@@ -31,11 +31,12 @@ from autellix_backend.identity.aliases import (
 )
 from autellix_backend.identity.answer_ids import previous_response, transcript_ids
 from autellix_backend.identity.errors import InvalidIdentityError
-from autellix_backend.identity.hints import read_hints
+from autellix_backend.identity.hints import NOTHING_STATED, StatedHints, read_hints
 from autellix_backend.identity.implicit import ImplicitArrival, place
 from autellix_backend.identity.lineage import Lineage
 from autellix_backend.identity.scoped_ids import scoped
 from autellix_backend.identity.transcripts import Reading, Transcript, TranscriptChain
+from autellix_backend.raw_json import RawObjects
 from autellix_backend.stores.base import Adoption, AnswerSource, ImplicitCall, ProgramStore, without_implicit
 from autellix_wire.flags import IMPLICIT
 from autellix_wire.headers import (
@@ -71,8 +72,8 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     is_final: bool
     source: str
     """Where the program's id came from: one of `aliases.PROGRAM_SOURCES`."""
-    hints: Hints = NO_HINTS
-    """What the client says of the program, from this call on."""
+    stated: StatedHints = NOTHING_STATED
+    """What the client says of the program, from this call on, and where."""
     interceptions: tuple[tuple[str, float], ...] = ()
     """Tools that the client ran since the calls this one depends on, and their seconds."""
     owner: str | None = None
@@ -101,6 +102,11 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
         return replace(self, session=session, program=scoped(tenant, self.program))
 
     @property
+    def hints(self) -> Hints:
+        """What the client says of the program, from this call on."""
+        return self.stated.record
+
+    @property
     def is_anonymous(self) -> bool:
         """Whether the program is this one call, because no trusted name was sent."""
         return self.source in (ANONYMOUS, FOREIGN_TOKEN)
@@ -115,7 +121,8 @@ def read_identity(headers: Mapping[str, str], fields: Fields, new_id: str) -> Id
         InvalidIdentityError: if a header of ours is malformed.
     """
     try:
-        aliases = resolve_aliases(headers, fields)
+        objects = RawObjects(fields)
+        aliases = resolve_aliases(headers, fields, objects)
         call = _read(headers, CALL_ID) or new_id
         return Identity(
             session=_read(headers, SESSION_ID),
@@ -128,7 +135,7 @@ def read_identity(headers: Mapping[str, str], fields: Fields, new_id: str) -> Id
             flags=_flags(headers),
             is_final=aliases.final is not None,
             source=ANONYMOUS if aliases.named_by is None else aliases.named_by.source,
-            hints=read_hints(headers, fields),
+            stated=read_hints(headers, fields, objects),
             interceptions=parse_interceptions(headers[_TOOLS], INTERCEPTIONS) if _TOOLS in headers else (),
             aliases=aliases,
         )
@@ -149,7 +156,7 @@ class IdentityResolver:
         clock: Callable[[], float],
         idle_s: float,
         secret: str | None = None,
-        on_read: Callable[[ResolvedAliases], None] | None = None,
+        on_read: Callable[[Identity], None] | None = None,
     ) -> None:
         """Know no call yet.
 
@@ -158,7 +165,7 @@ class IdentityResolver:
             clock: Monotonic seconds.
             idle_s: How long a program may idle until it is forgotten.
             secret: A secret of those that share the store; None for a random one.
-            on_read: Called with the aliases of each call.
+            on_read: Called with each call as it is named.
         """
         self._store = store
         self._clock = clock
@@ -175,7 +182,7 @@ class IdentityResolver:
         `offers_tools` says whether another call may bring what its tools return.
         """
         if self._on_read is not None:
-            self._on_read(identity.aliases)
+            self._on_read(identity)
         found = await self._resolve(identity, fields, tenant, offers_tools=offers_tools)
         is_made_up = found.source in _MADE_UP and found.program == scoped(tenant, found.call)
         is_loose = found.implicit is not None and found.implicit.is_loose

@@ -13,7 +13,8 @@ from importlib.metadata import version
 from prometheus_client import Counter, Info, ProcessCollector, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-from autellix_backend.identity.aliases import VENDOR_SESSION, ResolvedAliases
+from autellix_backend.identity.aliases import VENDOR_SESSION
+from autellix_backend.identity.identity import Identity
 from autellix_backend.observe.bounded_labels import OTHER, LearnedLabels
 from autellix_backend.observe.metric_factory import MetricFactory
 from autellix_backend.observe.settled_call import Outcome, SettledCall
@@ -254,7 +255,9 @@ class GatewayMetrics:
             "identity_conflicts", "Calls with two sources that name different programs.", "kept", "dropped"
         )
         self._identity_malformed = make.counter(
-            "identity_malformed", "Invalid ids in other tools' headers and fields, ignored.", "source"
+            "identity_malformed",
+            "Invalid ids and hints in other tools' headers and fields, ignored.",
+            "source",
         )
         self._vendor_sessions = make.counter(
             "identity_vendor_sessions", "Calls whose program an unlisted header names.", "header"
@@ -290,14 +293,15 @@ class GatewayMetrics:
         """Count a refused request; `tenant` is empty if none is known or at fault."""
         self.refusals.labels(tenant, reason).inc()
 
-    def count_aliases(self, aliases: ResolvedAliases) -> None:
-        """Count what is odd about the aliases of a call."""
+    def count_identity(self, identity: Identity) -> None:
+        """Count what is odd about the ids and hints of a call."""
+        aliases = identity.aliases
         for kept, dropped in aliases.conflicts:
             self._identity_conflicts.labels(kept, dropped).inc()
         if aliases.named_by is not None and aliases.named_by.source == VENDOR_SESSION:
             header = self._vendor_headers.of(aliases.named_by.header, is_known=True)
             self._vendor_sessions.labels(header).inc()
-        for source in aliases.malformed:
+        for source in (*aliases.malformed, *identity.stated.malformed):
             self._identity_malformed.labels(source).inc()
 
     def set_engine(self, engine: str, *, is_up: bool, is_restarting: bool = False) -> None:

@@ -18,6 +18,7 @@ from autellix_backend.core.hints import Hints
 from autellix_backend.core.priority import Priority
 from autellix_backend.gateway.calls.call import GatewayCall
 from autellix_backend.gateway.tenancy.tenants import Tenant
+from autellix_backend.identity.hints import StatedHints
 from autellix_backend.reports.ranks import merge_ranks
 from autellix_backend.reports.snapshot import AdmissionSnapshot, BoostSnapshot
 from autellix_backend.stores.base import Inherited
@@ -302,6 +303,31 @@ def test_an_expected_return_is_explained_with_what_it_changes(
     # With a call open, that one's expectation counts.
     both = explain_program(program(), present, ADMITTING, Tenant(), settled=settled)
     assert "expects" not in both.text
+
+
+@pytest.mark.parametrize(
+    ("retain_s", "words"),
+    [
+        (5.0, "kept for 5.0 s after it at most."),
+        (
+            90.0,
+            "kept for 90.0 s after it at most: while others wait for memory, it is kept for up to 14.0 s.",
+        ),
+    ],
+)
+def test_a_retention_is_explained_with_its_bound_and_where_it_stands(retain_s: float, words: str) -> None:
+    path = "agent_hint.cache_control.ttl"
+    call = open_call("key-3")
+    call.start = structs.replace(call.start, hints=Hints(retain_s=retain_s))
+    stated = StatedHints(call.start.hints, (("retain_s", path), ("priority", "X-Autellix-Priority")))
+    identity = structs.replace(call.request.identity, stated=stated)
+    call.request = structs.replace(call.request, identity=identity)
+    told = why(overview(call, last=snapshot(FAST, FAST_TOO, MINE, hold_s=14.0)), call, ADMITTING)
+    assert told.retain_s == retain_s
+    assert told.stated_by["retain_s"] == path
+    assert f"Its client wants its context {words} This is stated by {path}." in told.text
+    without = why(overview(call, last=snapshot(FAST, FAST_TOO, MINE)), call)
+    assert "at most, which nothing depends on without admission." in without.text
 
 
 def test_an_expected_return_changes_nothing_without_admission() -> None:

@@ -274,6 +274,7 @@ def _make_arguments(
         "autellix_group": (0.2, ["g1", "g2"]),
         "autellix_last": (0.2, [1]),
         "autellix_return_s": (0.1, [0.0, 0.5, 30.0, 1e11]),
+        "autellix_retain_s": (0.1, [0.0, 0.5, 30.0, 1e11]),
         "autellix_expected_s": (0.1, [0.0, 0.5, 30.0]),
         "autellix_service_s": (0.1, [0.0, 0.5, 30.0, 1e6]),
         "autellix_ended": (0.05, [f'["p{generator.randrange(programs)}"]']),

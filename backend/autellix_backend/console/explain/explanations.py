@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from autellix_backend.core.priority import Priority
 from autellix_backend.observe.states import EnginePhase, ProgramState
@@ -48,6 +49,10 @@ class CallExplanation:
     """How urgent it says that its program is."""
     expected_return_s: float | None = None
     """When its client expects the program's next call, in seconds from its end."""
+    retain_s: float | None = None
+    """The longest time (s) for which its client wants its context kept after it."""
+    stated_by: Mapping[str, str] = field(default_factory=dict)
+    """Its hints, and the header or the path in the body that states each."""
     inherited_service_s: float
     """Its program's attained service when it arrived, as the policy counts it."""
     service_s: float | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from autellix_backend.console.explain.explanations import CallExplanation, ProgramAhead
 from autellix_backend.console.explain.overview import CallPlace
@@ -11,7 +11,7 @@ from autellix_backend.core.boost import ONE_SIZE_SPREAD
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.policies import make_policy
 from autellix_backend.core.priority import Priority
-from autellix_backend.gateway.calls.call import GatewayCall
+from autellix_backend.gateway.calls.call import OWN_PREFIX, GatewayCall
 from autellix_backend.gateway.engines.inactive import Inactive
 from autellix_backend.gateway.engines.view import EngineView
 from autellix_backend.observe.durations import seconds
@@ -178,6 +178,25 @@ def return_text(
         worth = f"more than the {seconds(hold_s)} for which its context is worth keeping"
         return f"{stated}, {worth}: it makes way at once while others wait for memory."
     return f"{stated}: while others wait for memory, its context is kept for up to {seconds(hold_s)}."
+
+
+def retention_text(retain_s: float | None, snapshot: EngineSnapshot | None, config: SchedulerConfig) -> str:
+    """Return what a stated retention changes, by an engine's snapshot; empty for a call that states none."""
+    if retain_s is None:
+        return ""
+    stated = f"Its client wants its context kept for {seconds(retain_s)} after it at most"
+    if not config.has_admission:
+        return f"{stated}, which nothing depends on without admission."
+    hold_s = None if snapshot is None else snapshot.hold_s
+    if hold_s is None or retain_s <= hold_s:
+        return f"{stated}."
+    return f"{stated}: while others wait for memory, it is kept for up to {seconds(hold_s)}."
+
+
+def stated_text(sources: Sequence[tuple[str, str]]) -> str:
+    """Return the names by which a call states its hints, but for those of our own headers."""
+    names = [source for _, source in sources if not source.lower().startswith(OWN_PREFIX)]
+    return f"This is stated by {', '.join(names)}." if names else ""
 
 
 def boost_text(age_s: float, work: float, head_start_s: float | None, boost: BoostSnapshot) -> str:

@@ -104,11 +104,15 @@ def explain_call(
         level=call.level,
         priority=call.start.hints.priority,
         expected_return_s=call.start.hints.return_s,
+        retain_s=call.start.hints.retain_s,
+        stated_by=dict(call.request.identity.stated.sources),
         inherited_service_s=call.inherited.service_s,
     )
     hints = sentences.joined(
         sentences.priority_text(call.start.hints.priority, config),
         sentences.return_text(call.start.hints.return_s, _snapshot_of(call.engine, overview), config),
+        sentences.retention_text(call.start.hints.retain_s, _snapshot_of(call.engine, overview), config),
+        sentences.stated_text(call.request.identity.stated.sources),
     )
     if why_queued is not None:
         return replace(explanation, text=sentences.joined(explanation.text, hints))

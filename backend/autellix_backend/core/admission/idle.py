@@ -112,9 +112,18 @@ class IdleLimits:
         hold_s = self.gaps.cheapest_hold_s(tenant, class_name, self.fill_s)
         return self.hold_s if hold_s is None else min(self.longest_s, hold_s)
 
-    def of_return(self, return_s: float) -> float:
-        """Return how long (s) a program is kept that expects its next call after a time."""
-        return self.hold_s if return_s <= self.hold_s else 0.0
+    def stated(self, return_s: float | None, retain_s: float | None) -> float | None:
+        """Return how long (s) a program is kept by what its client states; None if it states nothing.
+
+        Args:
+            return_s: The time to its next call.
+            retain_s: The longest time for which its context should be kept. It may be too long or a lie:
+                none is kept for longer than one whose gaps are unknown.
+        """
+        if return_s is None and retain_s is None:
+            return None
+        is_beyond = return_s is not None and return_s > self.hold_s
+        return 0.0 if is_beyond else self.hold_s if retain_s is None else min(retain_s, self.hold_s)
 
     def limits(self, contexts: ContextSet) -> Iterator[tuple[ProgramContext, float]]:
         """Yield the programs without a call, and how long (s) they are kept that would be recomputed."""
@@ -123,7 +132,8 @@ class IdleLimits:
             kind = (context.tenant, context.program.hints.class_name)
             if kind not in limits_s:
                 limits_s[kind] = self.of_class(*kind)
-            yield context, limits_s[kind] if context.return_s is None else self.of_return(context.return_s)
+            stated_s = self.stated(context.return_s, context.retain_s)
+            yield context, limits_s[kind] if stated_s is None else stated_s
 
     def of_program(self, context: ProgramContext, limit_s: float) -> float:
         """Return how long (s) a program is kept, part of whose context may be loaded from host memory."""

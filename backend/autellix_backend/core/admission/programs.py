@@ -46,6 +46,8 @@ class ProgramContext:
     state: State = State.GONE
     return_s: float | None = None
     """The time (s) after its last call at which its client expects the next one; None if it states none."""
+    retain_s: float | None = None
+    """The longest time (s) for which its client wants its context kept after the last call."""
     since_s: float = 0.0
     """When its last call left, or while inactive, since when it has been waiting."""
 

@@ -146,7 +146,7 @@ class WorkingSetAdmission(Admission):
         assert context is not None, call.call_id
         del context.calls[call.call_id]
         context.contexts.leave(call.call_id, context_tokens)
-        context.return_s = call.hints.return_s
+        context.return_s, context.retain_s = call.hints.return_s, call.hints.retain_s
         memory.move(context, self._place_of(context.program))
         memory.resize(context)
         if not context.calls:
