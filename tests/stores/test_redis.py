@@ -113,12 +113,15 @@ async def test_what_tenants_use_of_a_day_is_added_up_over_gateways_and_restarts(
     shared: Table, redis_server: RedisServer
 ) -> None:
     one, other = await shared.open(), await shared.open()
-    assert await one.spend(20_000, {"a": 15, "b": 0, "": 10**15}) == {"a": 15, "b": 0, "": 10**15}
-    assert await other.spend(20_000, {"a": 4}) == {"a": 19}
+    used = {"a": (15, 0), "b": (0, 0), "": (10**15, 0)}
+    assert await one.spend(20_000, used) == {"a": 15, "b": 0, "": 10**15}
+    assert await other.spend(20_000, {"a": (4, 0)}) == {"a": 19}
     await other.close()
     later = await shared.open()
-    assert await later.spend(20_000, {"b": 2, "a": 0}) == {"b": 2, "a": 19}
-    assert await later.spend(20_001, {"a": 0}) == {"a": 0}
+    assert await later.spend(20_000, {"b": (2, 0), "a": (0, 15)}) == {"b": 2, "a": 19}
+    # It goes on from what a gateway remembers, if that is more.
+    assert await later.spend(20_000, {"a": (1, 30)}) == {"a": 31}
+    assert await later.spend(20_001, {"a": (0, 0)}) == {"a": 0}
     async with Redis.from_url(redis_server.url) as client:
         assert all([0 < await client.ttl(key) <= 2 * 86400 async for key in client.scan_iter("*:u:*")])
 

@@ -365,10 +365,15 @@ class ProgramStore(Protocol):
     async def counts(self) -> Counts:
         """Return how much the store holds."""
 
-    async def spend(self, day: int, tokens: Mapping[str, int]) -> dict[str, int]:
+    async def spend(self, day: int, tokens: Mapping[str, tuple[int, int]]) -> dict[str, int]:
         """Add to the tokens that tenants have used on a day (since 1970, UTC), and return their totals.
 
         The totals are those of all gateways that share the store; empty where nothing is shared.
+
+        Args:
+            day: Its number.
+            tokens: For each tenant the tokens to add, and the total that is known. A store that has lost its
+                own total goes on from that.
         """
         ...
 

@@ -195,7 +195,7 @@ class FallbackStore(EndFeed):
         """Count programs, sessions and running calls."""
         return await self._ask(lambda store: store.counts())
 
-    async def spend(self, day: int, tokens: Mapping[str, int]) -> dict[str, int]:
+    async def spend(self, day: int, tokens: Mapping[str, tuple[int, int]]) -> dict[str, int]:
         """Add to the tokens that tenants have used on a day; do nothing while the table cannot be used."""
         return await self._ask(lambda store: store.spend(day, tokens))
 

@@ -339,7 +339,11 @@ class MemoryStore(EndFeed):
             active_programs=self._active_programs,
         )
 
-    async def spend(self, day: int, tokens: Mapping[str, int]) -> dict[str, int]:  # noqa: ARG002
+    async def spend(
+        self,
+        day: int,  # noqa: ARG002
+        tokens: Mapping[str, tuple[int, int]],  # noqa: ARG002
+    ) -> dict[str, int]:
         """Return nothing: no other gateway knows this store."""
         return {}
 

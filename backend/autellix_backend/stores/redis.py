@@ -338,10 +338,10 @@ class RedisStore:
         programs, sessions, active_calls, active = await self._scripts.run("counts", self._gateway)
         return Counts(programs=programs, sessions=sessions, active_calls=active_calls, active_programs=active)
 
-    async def spend(self, day: int, tokens: Mapping[str, int]) -> dict[str, int]:
+    async def spend(self, day: int, tokens: Mapping[str, tuple[int, int]]) -> dict[str, int]:
         """Add to the tokens that tenants have used on a day, and return their totals."""
-        added = msgspec.json.encode(list(tokens.items()))
-        totals = await self._scripts.run("spend", self._gateway, day, added)
+        used = msgspec.json.encode([(tenant, *numbers) for tenant, numbers in tokens.items()])
+        totals = await self._scripts.run("spend", self._gateway, day, used)
         return dict(zip(tokens, totals, strict=True))
 
     async def recent_ends(self) -> list[ProgramEnd]:

@@ -191,6 +191,21 @@ def test_the_output_of_a_call_without_a_bound_is_estimated_by_the_last_ones() ->
     assert admitted() == 7
 
 
+@pytest.mark.parametrize(
+    ("most", "output", "learned"), [(1, 1, 256), (None, 1, 1), (9, 1, 1), (900, 900, 900)]
+)
+def test_answers_cut_short_by_their_calls_leave_the_estimate(
+    most: int | None, output: int, learned: int
+) -> None:
+    """A tenant could have 50 answers of one token before a burst of long ones."""
+    limiter, tenant = make_limiter(), Tenant(limits=TenantLimits(day_tokens=100_000))
+    for number in range(50):
+        limiter.admit(tenant, f"{number}", "p", Demand(1, 5, most), 0.0)
+        charge(limiter, f"{number}", tokens=5 + output)
+    limiter.admit(tenant, "long", "p", Demand(1, 5, 1_000), 0.0)
+    assert limiter._tenants[""].reserved_tokens == 5 + learned
+
+
 def test_a_pass_through_counts_as_a_request_and_costs_no_tokens() -> None:
     limits = TenantLimits(requests_per_minute=1, day_tokens=1, program_tokens=1, max_calls=1)
     limiter, tenant = make_limiter(), Tenant(limits=limits)
@@ -213,11 +228,12 @@ def test_a_pass_through_counts_as_a_request_and_costs_no_tokens() -> None:
 async def test_gateways_share_what_is_used_of_a_day() -> None:
     totals: dict[int, Counter[str]] = defaultdict(Counter)
 
-    async def spend(day: int, tokens: Mapping[str, int]) -> dict[str, int]:
-        totals[day].update(tokens)
+    async def spend(day: int, tokens: Mapping[str, tuple[int, int]]) -> dict[str, int]:
+        for name, (added, known) in tokens.items():
+            totals[day][name] = max(totals[day][name], known) + added
         return {name: totals[day][name] for name in tokens}
 
-    async def no_store(_day: int, _tokens: Mapping[str, int]) -> dict[str, int]:
+    async def no_store(_day: int, _tokens: Mapping[str, tuple[int, int]]) -> dict[str, int]:
         return {}
 
     tenant = Tenant(name="t", limits=TenantLimits(day_tokens=20))
@@ -238,6 +254,13 @@ async def test_gateways_share_what_is_used_of_a_day() -> None:
     charge(restarted, admit(restarted, tenant), tokens=0)
     await other.share(spend, 0.0)
     await restarted.share(spend, 0.0)
+    with pytest.raises(LimitError):
+        admit(restarted, tenant)
+    # So does a store that was lost.
+    totals.clear()
+    for limiter in (one, other, restarted):
+        await limiter.share(spend, 0.0)
+    assert totals == {0: {"t": 23}}
     with pytest.raises(LimitError):
         admit(restarted, tenant)
     assert admit(restarted, tenant, now=DAY_S)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
+from functools import partial
 from typing import Annotated
 
 import msgspec
 from fastapi import APIRouter, Depends, Query
+from starlette.requests import Request
 from starlette.responses import StreamingResponse
 
 from autellix_backend.console.explain.event_feed import Event
@@ -17,6 +19,7 @@ from autellix_backend.gateway.errors import TooManySubscribersError
 from autellix_backend.gateway.http.bodies import Id
 from autellix_backend.gateway.http.parameters import Viewer
 from autellix_backend.gateway.http.refusals import refusals
+from autellix_backend.gateway.requests import read_headers
 from autellix_backend.gateway.tenancy.tenants import Tenant
 from autellix_wire.paths import API_PREFIX
 
@@ -46,22 +49,26 @@ router = APIRouter(tags=["operators"], responses=refusals(400, 401, 500, 503))
     responses=refusals(403),
 )
 async def subscribe(
-    viewer: Viewer, console: ConsoleParts, program: Annotated[Id | None, Query()] = None
+    request: Request, viewer: Viewer, console: ConsoleParts, program: Annotated[Id | None, Query()] = None
 ) -> StreamingResponse:
-    """Stream the events of calls, programs and engines as server-sent events."""
+    """Stream the events of calls, programs and engines as server-sent events, as long as the key is good."""
     program_ids = None if program is None else viewer.candidates(program)
     if console.feed.subscriber_count >= MAX_SUBSCRIBERS:
         raise TooManySubscribersError(MAX_SUBSCRIBERS)
     if viewer.name and console.feed.count_of(viewer) >= MAX_TENANT_SUBSCRIBERS:
         raise TooManySubscribersError(MAX_TENANT_SUBSCRIBERS, "the tenant")
-    events = _events(console, viewer, program_ids)
+    is_admitted = partial(console.gateway.tenants.admits, read_headers(request.scope), viewer)
+    events = _events(console, viewer, program_ids, is_admitted)
     return _EventStream(events, headers={"cache-control": "no-store"})
 
 
 async def _events(
-    console: Console, viewer: Tenant, program_ids: tuple[str, ...] | None
+    console: Console,
+    viewer: Tenant,
+    program_ids: tuple[str, ...] | None,
+    is_admitted: Callable[[], bool],
 ) -> AsyncIterator[bytes]:
-    """Yield events until the server ends; a client that does not read delays only itself."""
+    """Yield events until the server or the key ends; a client that does not read delays only itself."""
     ending = asyncio.create_task(console.gateway.closing.wait())
     try:
         with console.feed.subscribe(viewer, program_ids) as subscription:
@@ -76,6 +83,8 @@ async def _events(
                 finally:
                     # Also where the client disconnects meanwhile. Nothing happens to a task that is done.
                     taking.cancel()
+                if not is_admitted():
+                    break
                 if taking.done():
                     yield _text_of(*taking.result(), viewer)
                 elif not ending.done():

@@ -52,6 +52,8 @@ PRIVILEGED_FIELDS = frozenset(
         SESSION_FIELD,
     }
 )
+MODEL_FIELDS = frozenset({"fallbacks", "lora_path", "models"})
+"""Further models that LiteLLM, SGLang and OpenRouter may answer with; not for tenants with `models`."""
 PRIVILEGED_ARGS = frozenset({"kv_transfer_params", SESSION_FIELD, "agentic_context"})
 """The last one is for routers: vLLM takes no object there."""
 
@@ -121,7 +123,8 @@ def engine_request(call: GatewayCall, kind: EngineKind, args: Arguments) -> tupl
         args: What its scheduler learns of the call; empty for an engine that reads none.
     """
     request = call.request
-    content = engine_body(request.body, kind, args, tenant=request.tenant.name)
+    dropped = MODEL_FIELDS if request.tenant.models else frozenset[str]()
+    content = engine_body(request.body, kind, args, tenant=request.tenant.name, dropped=dropped)
     headers = engine_headers(request.headers, kind, request.identity.program)
     if request.body.is_beam_search and args and kind is EngineKind.VLLM:
         headers[REQUEST_ID_HEADER] = call.marked_id = _fan_out_id(args)
@@ -139,12 +142,20 @@ def engine_headers(headers: Mapping[str, str], kind: EngineKind, program: str) -
     return picked
 
 
-def engine_body(body: CallBody, kind: EngineKind, args: Arguments, *, tenant: str = "") -> bytes:
+def engine_body(
+    body: CallBody,
+    kind: EngineKind,
+    args: Arguments,
+    *,
+    tenant: str = "",
+    dropped: frozenset[str] = frozenset(),
+) -> bytes:
     """Return the body for an engine of a kind; `args` are for the scheduler of a vLLM engine.
 
-    A salt keeps the tenant's prefix cache apart; without a tenant the client's own salt stays.
+    A salt keeps the tenant's prefix cache apart; without a tenant the client's own salt stays. `dropped` are
+    fields that the tenant may not send.
     """
-    dropped = _DROPPED[kind]
+    dropped |= _DROPPED[kind]
     fields: dict[str, Any] = {name: raw for name, raw in body.fields.items() if name not in dropped}
     fields.pop(XARGS, None)
     if kind is EngineKind.VLLM and (xargs := {**_allowed_args(body.xargs), **args}):

@@ -25,6 +25,7 @@ from autellix_backend.gateway.engines.pool import EnginePool
 from autellix_backend.gateway.engines.refusals import Caller, cut, fault_of, retry_after_s, words_of
 from autellix_backend.gateway.engines.upstream import Upstream, request_headers, response_headers
 from autellix_backend.gateway.errors import (
+    RESPONSES_PATH,
     EngineAnswerError,
     EngineKeyError,
     EngineTimeoutError,
@@ -109,7 +110,8 @@ class PassthroughEndpoint:
             if request.path.rstrip("/") == MODELS_PATH and (tenant.models or len(self._pool.groups) > 1):
                 await _send_json(send, {"object": "list", "data": self._models_of(tenant)})
                 return
-            if model is not None:
+            # A body that cannot be read here may name any model there, and one without a name gets the first.
+            if model is not None or _needs_model(request):
                 tenant.check_model(model)
             await self._models.check(model)
             first, *others = self._pool.choices(engine, request.caller)
@@ -205,6 +207,10 @@ def _target(scope: Scope) -> str:
     path: str = scope["raw_path"].decode("latin-1").rstrip("/")
     query = scope["query_string"].decode("latin-1")
     return f"{path}?{query}" if query else path
+
+
+def _needs_model(request: _Request) -> bool:
+    return request.method == "POST" and not request.path.startswith(RESPONSES_PATH)
 
 
 def _model_of(scope: Scope, body: bytes) -> str | None:

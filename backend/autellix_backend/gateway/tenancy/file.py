@@ -135,8 +135,12 @@ def _keys(table: Mapping[str, object], where: str) -> dict[bytes, date | None]:
         if match is None:
             # The value is not shown: it may be a key in clear text, entered by mistake.
             raise SettingsError(f"{where}: keys", f"number {number} is not the digest of a key", expected)
+        digest = bytes.fromhex(match[1])
+        if digest in found:
+            # One of two lines would say that it never ends.
+            raise SettingsError(f"{where}: keys", f"number {number} is there already", "each key once")
         try:
-            found[bytes.fromhex(match[1])] = date.fromisoformat(match[2]) if match[2] else None
+            found[digest] = date.fromisoformat(match[2]) if match[2] else None
         except ValueError:
             raise SettingsError(f"{where}: keys", f"number {number} ends on {match[2]}", "a date") from None
     return found

@@ -122,7 +122,7 @@ class Limiter:
 
     async def share(
         self,
-        spend: Callable[[int, Mapping[str, int]], Awaitable[Mapping[str, int]]],
+        spend: Callable[[int, Mapping[str, tuple[int, int]]], Awaitable[Mapping[str, int]]],
         now: float,
         tenants: Iterable[str] = (),
     ) -> None:
@@ -137,11 +137,15 @@ class Limiter:
         for name in tenants:
             self._tenants.setdefault(name, TenantUsage(day=day, has_day_budget=True))
         budgeted = {name: usage for name, usage in self._tenants.items() if usage.has_day_budget}
-        sent = {name: usage.unshared_tokens for name, usage in budgeted.items() if usage.day == day}
+        sent = {
+            name: (usage.unshared_tokens, usage.day_tokens - usage.unshared_tokens)
+            for name, usage in budgeted.items()
+            if usage.day == day
+        }
         for name, total in (await spend(day, sent) if sent else {}).items():
             usage = self._tenants[name]
             if usage.day == day:
-                usage.unshared_tokens -= sent[name]
+                usage.unshared_tokens -= sent[name][0]
                 usage.day_tokens = total + usage.unshared_tokens
 
     def release(self, call_key: str, now: float) -> None:
@@ -183,8 +187,8 @@ class Limiter:
         usage.calls -= 1
         usage.call_bytes -= demand.body_bytes
         usage.reserved_tokens -= reservation.tokens
-        if tokens and demand.most_output_tokens != 0:
-            usage.observe_output(max(0, tokens - demand.prompt_tokens))
+        if tokens:
+            usage.observe_output(max(0, tokens - demand.prompt_tokens), demand.most_output_tokens)
         self._advance(usage, reservation.limits, now)
         if is_refunded and usage.requests is not None:
             # A bucket that has been refilled since already holds the request.

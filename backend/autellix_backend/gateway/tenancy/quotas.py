@@ -79,8 +79,13 @@ class TenantUsage:
     has_day_budget: bool = False
     day_left_s: float = DAY_S
 
-    def observe_output(self, tokens: int) -> None:
-        """Learn from the output of a call."""
+    def observe_output(self, tokens: int, most: int | None) -> None:
+        """Learn from the output of a call, of which it allowed `most` tokens, without a bound if None.
+
+        One that is as long as allowed might be longer: short ones must not make room for long ones.
+        """
+        if most is not None and tokens >= most and tokens <= self.output_tokens:
+            return
         self.output_count = min(self.output_count + 1, MEAN_CALLS)
         self.output_tokens += (tokens - self.output_tokens) / self.output_count
 

@@ -140,6 +140,14 @@ class Tenants:
             raise InvalidKeyError(f"has ended on {last}")
         return found
 
+    def admits(self, headers: Mapping[str, str], tenant: Tenant) -> bool:
+        """Return whether a request's key still is that of a tenant, with the same rights."""
+        try:
+            found = self.authenticate(headers)
+        except InvalidKeyError:
+            return False
+        return (found.name, found.is_admin) == (tenant.name, tenant.is_admin)
+
     def of(self, scope: Mapping[str, Any]) -> Tenant:
         """Return the tenant of an authenticated request."""
         if self._only_tenant is not None:
