@@ -2,8 +2,8 @@
 
 httptools takes a fifth of a call's CPU time off, but it loses the body of a request that offers an upgrade,
 as each JDK client's does, and reads it as the next request. So it reads only what all servers read alike:
-HTTP/1.1 with one Host and a body of a known length. Anything else goes to h11 from its first byte on, and so
-does the rest of its connection; h11 also refuses what is malformed.
+HTTP/1.1 with one Host, a body of a known length, and nothing behind that. Anything else goes to h11 from its
+first byte on, and so does the rest of its connection; h11 also refuses what is malformed.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 
 import h11
-from httptools import HttpParserError, HttpParserUpgrade
+from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -26,18 +26,17 @@ class ClientConnection(HttpToolsProtocol):
     """uvicorn's protocol on httptools, for connections whose requests are plain and follow each other.
 
     A connection closes unless the head of its first request, and of each next one, is complete within the
-    keep-alive time. Requests that come in one read with the one before, which no known client sends, are not
-    answered: the connection closes after the first one's answer.
+    keep-alive time.
     """
 
     _head = b""
     """What has come of a request, from its first byte until its head is complete."""
     _in_request = False
     """Whether the end of a request that has begun is yet to come."""
+    _body_bytes = 0
+    """The bytes of a body that were read since the last bytes came."""
     _next = b""
     """What has come behind a request whose answer is not complete."""
-    _is_ending = False
-    """Whether the connection closes after the open request's answer."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Wait for the first request; if there are too many connections, close one that has sent none."""
@@ -55,7 +54,7 @@ class ClientConnection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Read some bytes, or leave them to h11."""
-        if self._is_ending or self.transport.is_closing():
+        if self.transport.is_closing():
             return
         if not self._in_request and self._is_answering():
             self._next += data
@@ -63,6 +62,7 @@ class ClientConnection(HttpToolsProtocol):
             return
         if self._head or not self._in_request:
             self._head = self._head + data if self._in_request else data
+        self._body_bytes = 0
         try:
             self.parser.feed_data(data)
             is_readable = len(self._head) <= MAX_HEAD_BYTES
@@ -72,10 +72,12 @@ class ClientConnection(HttpToolsProtocol):
             return
         if self._head:
             self._leave_to_h11()
-        elif self._is_answering():
-            self.cycle.keep_alive, self._is_ending = False, True
-        else:
+        elif self._in_request:
             self.transport.close()
+        else:
+            # The end of a body, and what is behind it
+            self.parser = HttpRequestParser(self)
+            self.data_received(data[self._body_bytes :])
 
     def on_message_begin(self) -> None:
         """Begin a request; it must begin with a read, or its bytes could not be given to h11."""
@@ -95,6 +97,7 @@ class ClientConnection(HttpToolsProtocol):
             # httptools keeps blanks at the end of a value. A body in the same read may hold such lines, too.
             or b" \r\n" in self._head
             or b"\t\r\n" in self._head
+            or self._has_more()
         ):
             raise ValueError
         # A gateway that is busy is no reason to restart it.
@@ -103,6 +106,11 @@ class ClientConnection(HttpToolsProtocol):
         super().on_headers_complete()
         self._head = b""
         self._unset_keepalive_if_required()
+
+    def on_body(self, body: bytes) -> None:
+        """Read a part of a body."""
+        self._body_bytes += len(body)
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
         """End a request."""
@@ -115,6 +123,12 @@ class ClientConnection(HttpToolsProtocol):
         if self._next:
             data, self._next = self._next, b""
             self.data_received(data)
+
+    def _has_more(self) -> bool:
+        """Return whether more than a request's body has come behind its head."""
+        lengths = [int(value) for name, value in self.headers if name == b"content-length"]
+        _, _, rest = self._head.partition(b"\r\n\r\n")
+        return len(rest) > sum(lengths)
 
     def _is_answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
