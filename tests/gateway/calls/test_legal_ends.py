@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
 import anthropic
 import openai
 import pytest
+from tests.agents.packages import node_program
 from tests.gateway.calls.test_bad_answers import BODIES, gateway
 from tests.raw_engine import STREAM, chunk
 
@@ -88,3 +91,30 @@ async def test_official_clients_read_the_same(serve: Any, name: str) -> None:
         await rig.settled()
     # A failed response is no success of the engine.
     assert [call.outcome for call in settled] == ["engine_error" if name == "response failed" else "ok"]
+
+
+@pytest.fixture(scope="session")
+def streams_program() -> Path:
+    return node_program("streams.mjs")
+
+
+@pytest.mark.network
+async def test_official_clients_in_javascript_read_the_same(serve: Any, streams_program: Path) -> None:
+    pipe = asyncio.subprocess.PIPE
+    node = await asyncio.create_subprocess_exec("node", str(streams_program), stdin=pipe, stdout=pipe)
+    assert node.stdin is not None
+    assert node.stdout is not None
+    for name, (path, events) in STREAMS.items():
+        async with gateway(serve) as (rig, raw, settled):
+            raw.parts, raw.stays = [STREAM, *map(chunk, events), END], True
+            found: list[Any] = []
+            for url in (raw.url, rig.url):
+                asked = {"url": url, "path": path, "body": {**BODIES[path], "stream": True}}
+                node.stdin.write(json.dumps(asked).encode() + b"\n")
+                found.append(json.loads(await node.stdout.readline()))
+            await rig.settled()
+        assert found[0] == found[1], name
+        assert found[0] or name == "message without names"
+        assert [call.outcome for call in settled] == ["engine_error" if name == "response failed" else "ok"]
+    node.stdin.close()
+    assert await node.wait() == 0
