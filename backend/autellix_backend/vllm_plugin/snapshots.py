@@ -32,7 +32,7 @@ from autellix_backend.reports.snapshot import (
 from autellix_backend.vllm_plugin.tracker import CallTracker
 
 PERIOD_S = 0.5
-CALLS_PERIOD_S = 2.0
+CALLS_PERIOD_S = 1.0
 MAX_FEW_CALLS = 16
 """So many calls are listed in each snapshot."""
 MAX_PERIOD_S = 5.0
