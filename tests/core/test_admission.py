@@ -755,6 +755,25 @@ def parked(engine: Engine) -> str:
     return "".join(sorted(engine.admission.memory.parked.contexts))
 
 
+@pytest.mark.parametrize(("host_tokens", "active"), [(2 * CAPACITY, "bcn"), (2 * CAPACITY - 1, "bc")])
+def test_beside_parked_programs_the_share_of_host_memory_may_be_filled(host_tokens: int, active: str) -> None:
+    """To the last token: 70 active ones, 60 parked ones and 30 new ones are 80 % of 200."""
+    engine = parking(2 * CAPACITY)
+    engine.admission.memory.host_tokens = host_tokens
+    engine.arrive("n1", 30)
+    assert engine.active == active
+
+
+@pytest.mark.parametrize(("host_tokens", "expected"), [(130, "a"), (129, "")])
+def test_parked_programs_stay_as_long_as_host_memory_holds_all_contexts(
+    host_tokens: int, expected: str
+) -> None:
+    engine = parking(2 * CAPACITY)
+    engine.admission.memory.host_tokens = host_tokens
+    engine.review(steps=REVIEW_STEPS)
+    assert parked(engine) == expected
+
+
 def test_an_inactive_program_is_parked_where_host_memory_has_room() -> None:
     """So it gives its place to another at once, and comes back before a newcomer with a better key."""
     engine = parking(2 * CAPACITY)

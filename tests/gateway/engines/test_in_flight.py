@@ -24,7 +24,7 @@ from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.engines.probe import QueueLengths
 from autellix_backend.engines.remote import RemoteEngine
 from autellix_backend.gateway.engines import in_flight
-from autellix_backend.gateway.engines.in_flight import LearnedBound
+from autellix_backend.gateway.engines.in_flight import READINGS, LearnedBound
 from autellix_backend.settings import EngineSettings, Settings
 
 SLOTS = 4
@@ -68,6 +68,31 @@ def test_calls_that_were_sent_before_do_not_lower_the_bound_further() -> None:
     for sent in (*[40] * 8, *range(40, 5, -1)):
         bound.observe(QueueLengths(running=4, waiting=sent - 4), sent, is_held=True)
     assert bound.calls == 4 + 2
+
+
+@pytest.mark.parametrize(("waiting", "expected"), [(2, math.inf), (3, 6)])
+def test_only_calls_beyond_the_spare_ones_lower_the_bound(waiting: int, expected: float) -> None:
+    bound = LearnedBound()
+    for _ in range(READINGS):
+        bound.observe(QueueLengths(running=4, waiting=waiting), 4 + waiting, is_held=False)
+    assert bound.calls == expected
+
+
+@pytest.mark.parametrize(("waiting", "is_shared"), [(2, False), (3, True)])
+def test_calls_of_others_count_once_more_than_the_spare_ones_wait(waiting: int, is_shared: bool) -> None:
+    """Up to those, each call there gets a slot as soon as one is free."""
+    bound = LearnedBound()
+    bound.observe(QueueLengths(running=4, waiting=waiting), 1, is_held=True)
+    assert bound.is_shared is is_shared
+
+
+@pytest.mark.parametrize(("in_flight", "is_shared"), [(2, False), (1, True)])
+def test_there_is_no_bound_beside_more_than_twice_as_many_calls_of_others(
+    in_flight: int, is_shared: bool
+) -> None:
+    bound = LearnedBound()
+    bound.observe(QueueLengths(running=3, waiting=3), in_flight, is_held=True)
+    assert bound.is_shared is is_shared
 
 
 def test_an_engine_that_runs_dry_now_and_then_gets_more_calls() -> None:
