@@ -273,10 +273,7 @@ def _make_headers(account: Account, *, is_call: bool) -> tuple[dict[str, str], C
     }
     if program.name is not None:
         headers[names.PROGRAM_NAME] = program.name
-    if program.group is not None:
-        headers[names.GROUP] = program.group
-    if program.priority is not None:
-        headers[names.PRIORITY] = program.priority
+    program.hints.add_lasting(headers)
     # This one is checked here, because users may rename tasks and threads at any time.
     thread_name = thread.thread_name
     if thread_name and (thread_name := quote_name(thread_name)):
@@ -295,7 +292,8 @@ def _add_call(headers: dict[str, str], thread: ProgramThread, program: ClientPro
     """Record a call, and add its id and what it depends on."""
     call_id = headers[names.CALL_ID] = ids.make("call")
     parents = thread.record_call(call_id)
-    _add_expectations(headers, program)
+    program.hints.add_expected(headers, program.calls_made)
+    program.calls_made += 1
     if parents is not None:
         headers[names.PARENT_IDS] = format_parents(parents)
     interceptions = thread.take_interceptions()
@@ -311,13 +309,3 @@ def _add_call(headers: dict[str, str], thread: ProgramThread, program: ClientPro
 def _is_outside(program: ClientProgram) -> bool:
     # A web request's program, for example, is implicit for frameworks, but has a scope.
     return program.is_implicit and program is programs.implicit
-
-
-def _add_expectations(headers: dict[str, str], program: ClientProgram) -> None:
-    """Add the expected calls, counted down here, and once the tokens, counted down by the backend."""
-    made = program.calls_made
-    program.calls_made = made + 1
-    if program.expected_calls is not None and program.expected_calls > made:
-        headers[names.EXPECTED_CALLS] = str(program.expected_calls - made)
-    if program.expected_tokens is not None and made == 0:
-        headers[names.EXPECTED_TOKENS] = str(program.expected_tokens)

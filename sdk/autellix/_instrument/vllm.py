@@ -100,8 +100,8 @@ def _arguments(
         engine_args.THREAD: str(thread.thread_id),
         engine_args.PARENTS: None if parents is None else format_parents(parents),
         engine_args.CLASS: program.name,
-        engine_args.GROUP: program.group,
-        engine_args.PRIORITY: program.priority,
+        engine_args.GROUP: program.hints.group,
+        engine_args.PRIORITY: program.hints.priority,
         engine_args.ENDED: json.dumps(taken) if taken else None,
     }
     return {name: value for name, value in arguments.items() if value is not None}

@@ -9,6 +9,7 @@ from collections import OrderedDict
 
 from autellix._ids import ids
 from autellix._open_scopes import OpenScopes
+from autellix._programs.hints import NO_HINTS
 from autellix._programs.progress import join
 
 TYPE_CHECKING = False
@@ -45,11 +46,8 @@ class ClientProgram:
         self.end_signal: EndSignal | None = None
         """In a process that was started inside the program: signals its end."""
         self.scopes = OpenScopes()
-        self.group: str | None = None
-        """What the programs of the same task have in common."""
-        self.expected_calls: int | None = None
-        self.expected_tokens: int | None = None
-        self.priority: str | None = None
+        self.hints = NO_HINTS
+        """What its user says about it."""
         self._reset()
 
     def _reset(self) -> None:

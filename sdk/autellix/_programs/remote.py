@@ -9,6 +9,7 @@ import itertools
 
 from autellix._faults import safely
 from autellix._programs.branches import BranchCall
+from autellix._programs.hints import ProgramHints
 from autellix._programs.registry import programs
 from autellix._programs.running import running_thread
 from autellix._programs.thread import ProgramThread
@@ -152,8 +153,8 @@ def context_of(thread: ProgramThread) -> RemoteContext:
         None if session is None else session.session_id,
         thread.branch_frontier(),
         is_implicit=program.is_implicit,
-        group=program.group,
-        priority=program.priority,
+        group=program.hints.group,
+        priority=program.hints.priority,
         foreign_ids=programs.chosen_ids(),
     )
 
@@ -169,8 +170,8 @@ def enter_remote(context: RemoteContext) -> ProgramThread:
     """Return the program thread of work that another process has sent here."""
     programs.leave_to_others(context.foreign_ids)
     program = programs.open_remote(context.program_id, context.name, is_implicit=context.is_implicit)
-    program.group = context.group or program.group
-    program.priority = context.priority or program.priority
+    # Without what it expects, as the process that has opened it counts the calls.
+    program.hints = ProgramHints(group=context.group, priority=context.priority).over(program.hints)
     session = None
     if context.session_id is not None:
         # The process that opened the session ends it.

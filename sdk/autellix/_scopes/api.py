@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 
 from autellix._faults import safely
+from autellix._programs.hints import ProgramHints
 from autellix._programs.running import running_thread
 from autellix._scopes.scope import Identity, identity_of
 from autellix._scopes.scopes import BranchScope, DetachedScope, ProgramScope, SessionScope, ThreadScope
@@ -80,10 +81,9 @@ def program(
     return ProgramScope(
         name,
         id,
-        group=group,
-        expected_calls=expected_calls,
-        expected_tokens=expected_tokens,
-        priority=priority,
+        hints=ProgramHints(
+            group=group, priority=priority, expected_calls=expected_calls, expected_tokens=expected_tokens
+        ),
         ends=not continues,
     )
 

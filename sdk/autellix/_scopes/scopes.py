@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from autellix._ids import ids
+from autellix._programs.hints import NO_HINTS, ProgramHints, check_name, shown
 from autellix._programs.registry import programs
 from autellix._programs.remote import context_of, enter_remote, leave_remote
 from autellix._programs.running import running_thread, thread_outside
@@ -10,7 +11,6 @@ from autellix._programs.thread import ProgramThread
 from autellix._scopes.scope import Scope
 from autellix._sessions.keeper import keeper
 from autellix_wire.ids import MAX_ID_BYTES, check_id
-from autellix_wire.priorities import PRIORITIES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,29 +29,20 @@ class ProgramScope(Scope):
         name: str | None,
         program_id: str | None = None,
         *,
-        group: str | None = None,
-        expected_calls: int | None = None,
-        expected_tokens: int | None = None,
-        priority: str | None = None,
+        hints: ProgramHints = NO_HINTS,
         ends: bool = True,
         is_implicit: bool = False,
     ) -> None:
         super().__init__()
-        self._name = None if name is None else quote_name(_check_name(name, "program"))
+        self._name = None if name is None else quote_name(check_name(name, "program"))
         self._program_id = None if program_id is None else check_id(program_id, "id")
-        self._group = None if group is None else check_id(_check_name(group, "program"), "group")
-        self._expected_calls = _check_expected(expected_calls, "expected_calls")
-        self._expected_tokens = _check_expected(expected_tokens, "expected_tokens")
-        self._priority = _check_priority(priority)
+        self._hints = hints
         self._ends = ends
         self._is_implicit = is_implicit
 
     def _open(self, previous: ProgramThread | None) -> ProgramThread:
         program = programs.open(self._name, self._program_id, ends=self._ends)
-        program.group = self._group or program.group
-        program.expected_calls = self._expected_calls or program.expected_calls
-        program.expected_tokens = self._expected_tokens or program.expected_tokens
-        program.priority = self._priority or program.priority
+        program.hints = self._hints.over(program.hints)
         program.is_implicit = self._is_implicit
         if previous is not None and previous.program is program:
             return previous.branch().nested_in(previous)
@@ -69,7 +60,7 @@ class ThreadScope(Scope):
 
     def __init__(self, name: str | None) -> None:
         super().__init__()
-        self._name = None if name is None else _check_name(name, "thread")
+        self._name = None if name is None else check_name(name, "thread")
 
     def _open(self, previous: ProgramThread | None) -> ProgramThread:
         parent = previous or running_thread()
@@ -116,12 +107,12 @@ class SessionScope(Scope):
     def __init__(self, session_id: str | None, *, step: int | None = None, ends: bool = True) -> None:
         super().__init__()
         if step is not None and (type(step) is not int or not 0 <= step <= MAX_STEP):
-            raise ValueError(f"step is {_shown(step)}; expected a whole number, at most {MAX_STEP}")
+            raise ValueError(f"step is {shown(step)}; expected a whole number, at most {MAX_STEP}")
         if step is not None and session_id is not None:
             raise ValueError("session() got an id and a step; expected one of them")
         # Steps of two trainers have the same numbers, and must not end each other.
         session_id = session_id if step is None else ids.make(f"step-{step}")
-        self._session_id = None if session_id is None else check_id(_check_name(session_id, "session"), "id")
+        self._session_id = None if session_id is None else check_id(check_name(session_id, "session"), "id")
         self._ends = ends
 
     def _open(self, previous: ProgramThread | None) -> ProgramThread:
@@ -150,30 +141,6 @@ def end_program(program_id: str) -> None:
         ValueError: if the id breaks the wire rules.
     """
     programs.end_suspended(check_id(program_id, "program_id"))
-
-
-def _check_expected(value: int | None, field: str) -> int | None:
-    if value is not None and (type(value) is not int or value < 1):
-        raise ValueError(f"{field} is {_shown(value)}; expected a whole number above zero")
-    return value
-
-
-def _check_priority(value: str | None) -> str | None:
-    if value is not None and not (isinstance(value, str) and value in PRIORITIES):
-        raise ValueError(f"priority is {_shown(value)}; expected one of {', '.join(PRIORITIES)}")
-    return value
-
-
-def _shown(value: object) -> str:
-    return repr(value) if isinstance(value, str | int | float) else f"a {type(value).__name__}"
-
-
-def _check_name(name: str, what: str) -> str:
-    if callable(name):
-        raise TypeError(f"@autellix.{what} lacks its parentheses; expected @autellix.{what}()")
-    if not isinstance(name, str):
-        raise TypeError(f"autellix.{what}() got a {type(name).__name__}; expected text")
-    return name
 
 
 def quote_name(name: str) -> str | None:

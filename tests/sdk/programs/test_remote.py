@@ -16,6 +16,6 @@ def test_work_elsewhere_has_the_priority_of_its_program(sdk: None) -> None:
 
     thread = enter_remote(context)
     try:
-        assert thread.program.priority == "batch"
+        assert thread.program.hints.priority == "batch"
     finally:
         leave_remote(thread)

@@ -76,6 +76,31 @@ async def test_eager_tasks_follow(sdk: None) -> None:
     assert names == [("a", 1), ("a", 1)]
 
 
+def test_a_branch_takes_the_tools_of_its_ancestors_once_in_the_order_in_which_they_ran(sdk: None) -> None:
+    """Many clients make a call in a task of its own, whose spawner ran the tools."""
+    with autellix.program("a"):
+        parent = running_thread()
+        branch = parent.branch()
+        leaf = branch.branch()
+        parent.record_tool("first", 1.0)
+        branch.record_tool("second", 2.0)
+        leaf.record_tool("third", 3.0)
+
+        assert leaf.take_interceptions() == [("first", 1.0), ("second", 2.0), ("third", 3.0)]
+        assert leaf.take_interceptions() == parent.take_interceptions() == []
+
+
+def test_tools_are_taken_past_an_ancestor_that_is_gone(sdk: None) -> None:
+    with autellix.program("a"):
+        between = running_thread().branch()
+        leaf = between.branch()
+        del between
+        gc.collect()
+        running_thread().record_tool("kept", 2.0)
+
+        assert leaf.take_interceptions() == [("kept", 2.0)]
+
+
 async def test_siblings_have_their_own_small_thread_ids(sdk: None) -> None:
     with autellix.program("a"):
         call("first")
