@@ -22,6 +22,7 @@ from autellix_backend.gateway.tenancy.limiter import Demand, Limiter
 from autellix_backend.gateway.tenancy.quotas import (
     DAY_S,
     FIRST_OUTPUT_TOKENS,
+    Bucket,
     ProgramUsage,
     TenantUsage,
     capacity,
@@ -127,6 +128,19 @@ def test_each_limit_refuses_at_its_bound_and_not_below(
     looser = {name: value + 1 for name, value in limit.items()}
     assert refusal(TenantLimits(**looser), TenantUsage(**tenant), program, 10) is None
     assert refusal(TenantLimits(), TenantUsage(**tenant), program, 10) is None
+
+
+@pytest.mark.parametrize("kind", ["requests", "tokens"])
+def test_a_rate_needs_both_its_limit_and_its_bucket(kind: str) -> None:
+    """An operator may remove the limit of a tenant in debt, or set the first limit of a known one."""
+    limit: dict[str, Any] = {f"{kind}_per_minute": 60.0}
+    bucket: dict[str, Any] = {kind: Bucket(-5.0, 0.0)}
+    limits, usage = TenantLimits(**limit), TenantUsage(**bucket)
+    error = refusal(limits, usage, ProgramUsage(), 10)
+    assert error is not None
+    assert error.param == f"limits.{kind}_per_minute"
+    assert refusal(TenantLimits(), usage, ProgramUsage(), 10) is None
+    assert refusal(limits, TenantUsage(), ProgramUsage(), 10) is None
 
 
 def test_a_refund_never_overfills_the_bucket() -> None:
