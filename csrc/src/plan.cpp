@@ -106,18 +106,39 @@ class StagedBuilder {
 };
 
 Touched touched(const std::vector<ax_plane> &planes, std::vector<uint64_t> blocks) {
-  if (!is_interleaved(planes)) return {planes, std::move(blocks)};
-  // Planes that interleave are as one whose blocks are all of a stride.
-  ax_plane whole = planes[planes_by_base(planes)[0]];
-  whole.block_bytes = whole.stride_bytes;
-  return {{whole}, std::move(blocks)};
+  Touched made;
+  if (blocks.empty()) return made;
+  const auto add = [&](const ax_plane &plane) {
+    const uint64_t begin = address(plane, blocks.front()), end = address(plane, blocks.back()) + plane.block_bytes;
+    made.extents.push_back({begin, end, plane});
+    made.longest = std::max(made.longest, end - begin);
+  };
+  if (is_interleaved(planes)) {
+    // As one plane, whose blocks are all of a stride.
+    ax_plane whole = planes[planes_by_base(planes)[0]];
+    whole.block_bytes = whole.stride_bytes;
+    add(whole);
+  } else {
+    for (const ax_plane &plane : planes) add(plane);
+  }
+  std::sort(made.extents.begin(), made.extents.end(), [](const Extent &a, const Extent &b) { return a.begin < b.begin; });
+  made.blocks = std::move(blocks);
+  return made;
+}
+
+bool have_common(const std::vector<uint64_t> &a, const std::vector<uint64_t> &b) {
+  for (size_t i = 0, k = 0; i < a.size() && k < b.size();) {
+    if (a[i] == b[k]) return true;
+    if (a[i] < b[k])
+      ++i;
+    else
+      ++k;
+  }
+  return false;
 }
 
 bool touches(const ax_plane &a, const std::vector<uint64_t> &a_blocks, const ax_plane &b,
              const std::vector<uint64_t> &b_blocks) {
-  if (a_blocks.empty() || b_blocks.empty()) return false;
-  if (address(a, a_blocks.back()) + a.block_bytes <= address(b, b_blocks.front())) return false;
-  if (address(b, b_blocks.back()) + b.block_bytes <= address(a, a_blocks.front())) return false;
   for (size_t i = 0, k = 0; i < a_blocks.size() && k < b_blocks.size();) {
     const uint64_t a_begin = address(a, a_blocks[i]), b_begin = address(b, b_blocks[k]);
     if (b_begin >= a_begin && b_begin - a_begin >= a.block_bytes)
@@ -131,9 +152,22 @@ bool touches(const ax_plane &a, const std::vector<uint64_t> &a_blocks, const ax_
 }
 
 bool touches(const Touched &a, const Touched &b) {
-  for (const ax_plane &one : a.planes)
-    for (const ax_plane &other : b.planes)
-      if (touches(one, a.blocks, other, b.blocks)) return true;
+  const auto begins_before = [](const Extent &one, uint64_t at) { return one.begin < at; };
+  int common = -1;  // whether they have a block in common; unknown
+  for (const Extent &one : a.extents) {
+    const uint64_t least = one.begin - std::min(one.begin, b.longest);
+    auto other = std::lower_bound(b.extents.begin(), b.extents.end(), least, begins_before);
+    for (; other != b.extents.end() && other->begin < one.end; ++other) {
+      if (other->end <= one.begin) continue;
+      // Most jobs are of the same planes, and all planes have the same blocks.
+      if (one.plane.base == other->plane.base && one.plane.stride_bytes == other->plane.stride_bytes) {
+        if (common < 0) common = have_common(a.blocks, b.blocks);
+        if (common) return true;
+      } else if (touches(one.plane, a.blocks, other->plane, b.blocks)) {
+        return true;
+      }
+    }
+  }
   return false;
 }
 

@@ -51,10 +51,17 @@ std::vector<Piece> per_page(const Job &job);
 std::vector<Piece> coalesced(const Job &job);
 StagedPlan staged(const Job &job, uint64_t slot_bytes);
 
-// What a job touches in one memory: blocks of planes, ascending.
+// A plane of which a job touches some blocks, from the first byte of the first to the last byte of the last.
+struct Extent {
+  uint64_t begin, end;
+  ax_plane plane;
+};
+
+// What a job touches in one memory: the same blocks of some planes. Both lists ascend.
 struct Touched {
-  std::vector<ax_plane> planes;
+  std::vector<Extent> extents;
   std::vector<uint64_t> blocks;
+  uint64_t longest = 0;  // bytes of an extent
 };
 
 struct Footprint {
