@@ -35,7 +35,7 @@ from autellix_lab.sim.study_runs import Block, Cell, Pool, RunFile, run_blocks
 
 PLAIN, OURS = "plain", "ours"
 POLICIES = {PLAIN: "fcfs", OURS: "boost"}
-BALANCERS = ("round_robin", "least_used", *RIVAL_BALANCER_NAMES, "working-set")
+BALANCERS = ("round_robin", "least_used", *RIVAL_BALANCER_NAMES, "working_set")
 CASES = tuple(f"{engines} {balancer}" for engines in POLICIES for balancer in BALANCERS)
 BASE, DEFAULT = CASES[0], CASES[-1]
 METRICS = (*COMPARED, "makespan_s")

@@ -102,7 +102,7 @@ def policies(_costs: Path | None) -> Study:
 
     def groups(workload: str) -> dict[str, Group]:
         model = engine(workload)
-        names = ("fcfs", "sjf", "round_robin", "mlfq", "plas", "atlas", "atlas-dag", "hinted")
+        names = ("fcfs", "sjf", "round_robin", "mlfq", "plas", "atlas", "atlas_dag", "hinted")
         cases = {name: case(model, name, preemption="always") for name in names}
         cases["hinted, hints off by e^0.5"] = replace(cases["hinted"], hint_sigma=0.5)
         cases["hinted, hints off by e^1"] = replace(cases["hinted"], hint_sigma=1.0)
@@ -272,7 +272,7 @@ def host_tier(_costs: Path | None) -> Study:
 
 
 def balance_memory(_costs: Path | None) -> Study:
-    """Return the study of balancers under admission, over `locality-bounded`."""
+    """Return the study of balancers under admission, over `locality_bounded`."""
     whole, quarter = (1.0, True), (0.25, True)
     memories: dict[str, tuple[tuple[float, bool], ...]] = {
         "tools": (whole, (0.5, True), quarter, (0.5, False)),
@@ -287,7 +287,7 @@ def balance_memory(_costs: Path | None) -> Study:
         "4 engines": (1.0,) * 4,
         "slow and fast": (0.6, 1.4),
     }
-    names = ("locality-bounded", *(name for name in BALANCER_NAMES if name != "locality-bounded"))
+    names = ("locality_bounded", *(name for name in BALANCER_NAMES if name != "locality_bounded"))
 
     def groups(workload: str) -> dict[str, Group]:
         return {

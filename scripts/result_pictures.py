@@ -79,10 +79,10 @@ PICTURES: dict[str, Bars | Lines] = {
     ),
     "balancing": Bars(
         page="balancing.md",
-        heading="`working-set` over `locality-bounded`",
+        heading="`working_set` over `locality_bounded`",
         labels=(0,),
         series={"2 engines": (1, 1), "4 engines": (2, 1)},
-        unit="mean program latency over locality-bounded",
+        unit="mean program latency over locality_bounded",
     ),
     "fleet-day": Lines(
         page="fleet.md",

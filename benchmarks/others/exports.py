@@ -271,7 +271,7 @@ class Recorder:
         self._read += len(lines)
         part = self._log.with_name(f"{name}-calls.jsonl")
         part.write_text("".join(lines), encoding="utf-8")
-        programs = load(part, "call-log") if lines else []
+        programs = load(part, "call_log") if lines else []
         write_traces(self._log.with_name(f"{name}.jsonl"), programs)
         return programs
 

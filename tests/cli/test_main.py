@@ -245,4 +245,4 @@ def test_the_help_of_serve_lists_the_names_that_settings_may_have(capsys: pytest
         cli.main(["serve", "--help"])
     shown = " ".join(capsys.readouterr().out.split())
     assert f"one of {', '.join(LIVE_POLICY_NAMES)} (default boost)" in shown
-    assert f"one of {', '.join(BALANCER_NAMES)} (default working-set)" in shown
+    assert f"one of {', '.join(BALANCER_NAMES)} (default working_set)" in shown

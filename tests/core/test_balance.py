@@ -33,9 +33,14 @@ def engines(calls: Mapping[str, int], *, closed: str = "", **changes: Any) -> li
 def test_an_unknown_balancer_is_named_with_the_known_ones() -> None:
     with pytest.raises(
         UnknownBalancerError,
-        match="one of round_robin, least_used, locality, locality-bounded, working-set, not 'random'",
+        match="one of round_robin, least_used, locality, locality_bounded, working_set, not 'random'",
     ):
         make_balancer("random")
+
+
+@pytest.mark.parametrize("name", BALANCER_NAMES)
+def test_the_spelling_of_0_2_is_accepted(name: str) -> None:
+    assert type(make_balancer(name.replace("_", "-"))) is type(make_balancer(name))
 
 
 @pytest.mark.parametrize("name", BALANCER_NAMES)
@@ -71,7 +76,7 @@ def test_a_call_goes_to_an_engine_that_can_answer_it(name: str) -> None:
         balancer.assign(ArrivingCall("p", 4000, among={"gone"}), loads)
 
 
-@pytest.mark.parametrize("name", ["locality", "locality-bounded", "working-set"])
+@pytest.mark.parametrize("name", ["locality", "locality_bounded", "working_set"])
 def test_a_call_that_only_one_engine_can_answer_moves_no_other_program(name: str) -> None:
     balancer = make_balancer(name)
     assert balancer.assign(ArrivingCall("p", 4000), engines({"a": 0, "b": 1})) == "a"

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from autellix_backend.core.config import CALL_LEVELS, SchedulerConfig, bounds_for
+from autellix_backend.core.policies import make_policy
 
 
 @pytest.mark.parametrize(
@@ -59,3 +60,9 @@ def test_bounds_follow_from_a_mean_call() -> None:
 def test_the_number_of_levels_follows_the_bounds() -> None:
     assert SchedulerConfig().level_count == 13
     assert SchedulerConfig(bounds=()).level_count == 1
+
+
+def test_the_spelling_of_0_2_is_accepted() -> None:
+    config = SchedulerConfig(policy="atlas-dag", admission="working-set")
+    assert (config.policy, config.admission) == ("atlas_dag", "working_set")
+    assert make_policy("atlas-dag").name == "atlas_dag"

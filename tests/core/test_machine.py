@@ -269,7 +269,7 @@ def test_the_inputs_of_the_next_tick_can_be_queried() -> None:
 
 
 def test_a_policy_that_reads_parents_uses_the_reported_inherited_service() -> None:
-    machine = Machine(SchedulerConfig(policy="atlas-dag", bounds=(1, 4)))
+    machine = Machine(SchedulerConfig(policy="atlas_dag", bounds=(1, 4)))
     assert machine.arrive(Arrival("a", "p", service_s=9.0, inherited_s=2.0), 0.0).inherited_service_s == 2.0
     # Others go by the program's.
     other = Machine(SchedulerConfig(policy="plas", bounds=(1, 4)))

@@ -15,7 +15,7 @@ from autellix_backend.core.table import Program
 
 def test_an_unknown_policy_is_named_with_the_known_ones() -> None:
     with pytest.raises(
-        UnknownPolicyError, match="'lifo' is unknown; the policies are atlas, atlas-dag, boost, fcfs, hinted"
+        UnknownPolicyError, match="'lifo' is unknown; the policies are atlas, atlas_dag, boost, fcfs, hinted"
     ):
         make_policy("lifo")
 
@@ -31,7 +31,7 @@ def test_only_the_clairvoyant_policy_is_kept_from_engines() -> None:
 
 
 def test_the_exact_path_is_that_of_the_parents_where_they_are_known() -> None:
-    policy = make_policy("atlas-dag")
+    policy = make_policy("atlas_dag")
     assert policy.inherit(9.0, [2.0, 5.0]) == 5.0
     assert policy.inherit(9.0, []) == 0.0
     assert policy.inherit(9.0, None) == 9.0

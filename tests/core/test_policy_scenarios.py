@@ -117,7 +117,7 @@ def test_srpt_lets_a_program_that_is_nearly_done_finish() -> None:
 def test_the_exact_path_favours_the_short_branch() -> None:
     """A tree's second short branch starts at its own path; the scalar would start it at the long one's."""
     tree = Workload(calls=[Step(steps=1), Step(steps=6, parents=(0,)), Step(steps=1, parents=(0,), delay=8)])
-    exact = play("atlas-dag", 2, tree, chain(2, 2, 2, arrival=2))
+    exact = play("atlas_dag", 2, tree, chain(2, 2, 2, arrival=2))
     scalar = play("atlas", 2, tree, chain(2, 2, 2, arrival=2))
     assert exact.records[0, 2].inherited_service_s == 1
     assert scalar.records[0, 2].inherited_service_s == 7

@@ -180,7 +180,7 @@ def test_a_moved_call_takes_its_sums_along() -> None:
 
 def test_a_moved_call_leaves_the_longest_other_path() -> None:
     """Where calls have parents the path is known; else a maximum stays, for nobody knows what it was of."""
-    for policy, left_s in ((make_policy("atlas-dag"), 3.0), (make_policy("atlas"), 5.0)):
+    for policy, left_s in ((make_policy("atlas_dag"), 3.0), (make_policy("atlas"), 5.0)):
         table = ProcessTable()
         for call_id, service_s in (("a", 5.0), ("b", 3.0)):
             table.begin("p", call_id, 0.0)
@@ -197,7 +197,7 @@ def test_a_moved_call_leaves_the_longest_other_path() -> None:
 
 def test_further_service_goes_to_the_call_s_path() -> None:
     """A step that ends after its call has left; nobody misses the service of a program that has left too."""
-    dag = make_policy("atlas-dag")
+    dag = make_policy("atlas_dag")
     table = ProcessTable()
     table.begin("p", "a", 0.0)
     table.complete("p", "a", 1.0, policy=dag, inherited_service_s=1.0, service_s=2.0, wait_s=0.0)

@@ -65,7 +65,7 @@ def test_of_too_many_programs_the_one_that_was_seen_first_is_dropped(monkeypatch
 
 
 def test_an_unknown_balancer_is_refused() -> None:
-    with pytest.raises(UnknownBalancerError, match="locality-bounded"):
+    with pytest.raises(UnknownBalancerError, match="locality_bounded"):
         ServePlacement("nearest")
 
 

@@ -91,6 +91,12 @@ def test_a_preset_changes_each_default_that_it_names(preset: str) -> None:
         assert defaults[section][key] != value, name
 
 
+def test_the_spelling_of_0_2_is_accepted() -> None:
+    environ = {"AUTELLIX_SCHEDULER_POLICY": "atlas-dag", "AUTELLIX_BALANCER_NAME": "locality-bounded"}
+    settings = load(environ)
+    assert (settings.scheduler.policy, settings.balancer.name) == ("atlas_dag", "locality_bounded")
+
+
 def test_text_is_converted_to_the_fields_type() -> None:
     """Lists, paths, infinity and quoted words are read from text."""
     settings = load(

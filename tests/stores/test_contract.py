@@ -227,7 +227,7 @@ async def test_what_nothing_identified_ends_without_work(table: Table) -> None:
 
 
 async def test_known_parents_decide_where_a_call_starts(table: Table) -> None:
-    store = await table.open("atlas-dag")
+    store = await table.open("atlas_dag")
     await store.begin(start("long"), 0.0)
     await store.begin(start("short"), 0.0)
     await store.settle(end("long", 5.0), 5.0)
@@ -362,7 +362,7 @@ async def test_implicit_calls_are_found_by_their_ids(table: Table) -> None:
     check(store)
 
 
-@pytest.mark.parametrize("policy", ["plas", "atlas-dag"])
+@pytest.mark.parametrize("policy", ["plas", "atlas_dag"])
 async def test_a_program_adopts_a_finished_call_with_its_charges(table: Table, policy: str) -> None:
     """Each attempt of it; what it leaves keeps the rest, and is told apart once it has nothing left."""
     store = await table.open(policy)

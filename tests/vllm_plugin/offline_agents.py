@@ -32,7 +32,7 @@ ENGINE: dict[str, Any] = {
     "max_num_seqs": 4,
     "max_num_batched_tokens": 512,
     "num_gpu_blocks_override": 128,
-    "additional_config": {"autellix": {"scheduler": {"policy": "atlas-dag"}}},
+    "additional_config": {"autellix": {"scheduler": {"policy": "atlas_dag"}}},
     "disable_log_stats": True,
 }
 

@@ -41,7 +41,7 @@ from autellix_lab.workload.trace import ProgramTrace, program_to_mapping
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
 
 WORKER = Path(__file__).with_name("scripted_engine.py")
-POLICIES = ("fcfs", "mlfq", "plas", "atlas", "atlas-dag", "sjf", "round_robin", "hinted", "boost")
+POLICIES = ("fcfs", "mlfq", "plas", "atlas", "atlas_dag", "sjf", "round_robin", "hinted", "boost")
 PERIODS = (1, 4)
 TICK_S = 2.0**-12
 """Arrivals and gaps are multiples of it, as are the durations of all steps below."""

@@ -110,7 +110,7 @@ class Gateway:
         self.reports.append(EngineReport.from_bytes(report.to_bytes()))
 
 
-@pytest.mark.parametrize("policy", ["plas", "atlas", "atlas-dag", "boost", "fcfs"])
+@pytest.mark.parametrize("policy", ["plas", "atlas", "atlas_dag", "boost", "fcfs"])
 def test_a_call_that_is_aborted_during_a_step_is_charged_for_it(policy: str) -> None:
     """Its program and its tenant are, and its report waits for that."""
     tracker = CallTracker(PluginSettings(scheduler=SchedulerConfig(policy=policy)))
@@ -184,7 +184,7 @@ def test_children_of_a_call_are_tracked_apart(tracker: CallTracker) -> None:
     assert [account.request_id for account in accounts] == ["0_r", "1_r"]
 
 
-@pytest.mark.parametrize(("policy", "inherited_s"), [("atlas-dag", 2.0), ("atlas", 5.0)])
+@pytest.mark.parametrize(("policy", "inherited_s"), [("atlas_dag", 2.0), ("atlas", 5.0)])
 def test_a_call_follows_the_parents_that_its_client_names(policy: str, inherited_s: float) -> None:
     """By the ids of the client: the engine has requests of its own ids."""
     tracker = CallTracker(PluginSettings(scheduler=SchedulerConfig(policy=policy)))

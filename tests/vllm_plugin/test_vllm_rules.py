@@ -72,7 +72,7 @@ def test_sessions_may_do_anything_at_any_time(scenes: Any, seed: int, policy: st
     [(False, False), (True, False), (True, True)],
     ids=["sync", "async", "piped"],
 )
-@pytest.mark.parametrize("policy", ["boost", "plas", "atlas-dag", "fcfs"])
+@pytest.mark.parametrize("policy", ["boost", "plas", "atlas_dag", "fcfs"])
 def test_every_step_is_charged_to_the_calls_in_it(
     scenes: Any, policy: str, is_async: bool, is_pipelined: bool
 ) -> None:

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from itertools import pairwise
 
-from autellix_backend.core.names import ADMISSION_NAMES, POLICY_NAMES, USUAL_ADMISSION
+from autellix_backend.core.names import ADMISSION_NAMES, POLICY_NAMES, USUAL_ADMISSION, present_name
 
 
 def spread_bounds(first_s: float, levels: int) -> tuple[float, ...]:
@@ -85,7 +85,8 @@ class SchedulerConfig:
     def __post_init__(self) -> None:
         self._check_levels()
         for name, kinds in _KINDS.items():
-            value = getattr(self, name)
+            value = present_name(getattr(self, name), kinds)
+            object.__setattr__(self, name, value)
             if value not in kinds:
                 raise ValueError(f"{name} must be one of {', '.join(kinds)}, not {value!r}")
         if not self.beta > 0:

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer
 
+from autellix_backend.core.names import present_name
 from autellix_backend.environment import MIN_SECRET_CHARACTERS
 from autellix_backend.settings.secrets import HIDDEN, hidden_arguments, is_http_url, without_password
 
@@ -49,9 +50,20 @@ def check(expected: str, holds: Callable[[str], bool]) -> AfterValidator:
     return AfterValidator(Check(expected, holds))
 
 
+@dataclass(frozen=True, slots=True)
+class Choice(Check):
+    """The check of an enumeration, which returns the present spelling of a name."""
+
+    names: Sequence[str]
+
+    def __call__(self, value: str) -> str:
+        """Return the name; raises a ValueError if there is none."""
+        return Check.__call__(self, present_name(value, self.names))
+
+
 def one_of(names: Sequence[str]) -> AfterValidator:
     """Return the check of an enumeration."""
-    return check(f"{ONE_OF}{', '.join(names)}", lambda value: value in names)
+    return AfterValidator(Choice(f"{ONE_OF}{', '.join(names)}", lambda value: value in names, names))
 
 
 def matching(pattern: str, expected: str) -> AfterValidator:

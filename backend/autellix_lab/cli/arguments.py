@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from autellix_backend.cli.arguments import above_zero, count
+from autellix_backend.core.names import present_name
 from autellix_backend.errors import CommandError
 from autellix_lab.workload.fit import NO_GAPS, RECORDED_GAPS, Fit, GapRule
 from autellix_lab.workload.loaders import LOADERS, LoadOptions
@@ -32,7 +34,7 @@ def run_action(args: argparse.Namespace) -> int:
 
 def names_of(known: Sequence[str], text: str, least: int = 1) -> tuple[str, ...]:
     """Return comma-separated names, each once, of those that are known."""
-    names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
+    names = tuple(dict.fromkeys(present_name(name.strip(), known) for name in text.split(",")))
     unknown = [name for name in names if name not in known]
     if unknown or len(names) < least:
         some = "two or more" if least > 1 else "some"
@@ -83,6 +85,8 @@ def adder(parser: argparse._ActionsContainer) -> AddOption:
         if shown:
             values = (f"{value:g}" if isinstance(value, float) else str(value) for value in shown)
             text += f" (default: {','.join(values)})"
+        if "choices" in more and kind is str:
+            kind = partial(present_name, names=more["choices"])
         parser.add_argument(name, type=kind, default=default, help=text, **more)
 
     return add

@@ -7,11 +7,13 @@ import dataclasses
 import math
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 from urllib.parse import quote
 
 from autellix_backend.cli.remote import RemoteGateway, add_remote_options, print_json
 from autellix_backend.core.config import SchedulerConfig
+from autellix_backend.core.names import present_name
 from autellix_backend.observe.durations import seconds
 from autellix_lab.cli.arguments import InputError
 from autellix_lab.cli.console import make_console, number_table
@@ -38,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--policy",
+        type=partial(present_name, names=SCHEDULER_NAMES),
         choices=SCHEDULER_NAMES,
         default="fcfs",
         help="the other policy (default: fcfs, vLLM's own order)",

@@ -88,7 +88,7 @@ async def test_programs_that_keep_their_engine_find_more_in_its_cache(
     async with two_replicas(demo_model, tmp_path) as engines:
         turns, ran = await cached_share(engines, "round_robin")
         assert all(names == {"replica-0", "replica-1"} for names in ran.values())
-        for balancer in ("locality", "locality-bounded"):
+        for balancer in ("locality", "locality_bounded"):
             kept, ran = await cached_share(engines, balancer)
             assert all(len(names) == 1 for names in ran.values())
             assert kept > 1.2 * turns, f"{balancer} {kept:.3f}, round_robin {turns:.3f}"

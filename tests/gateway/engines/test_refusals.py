@@ -306,7 +306,7 @@ async def metric(rig: PoolRig, name: str) -> float:
     return sum(float(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith(name))
 
 
-@pytest.mark.parametrize("balancer", ["working-set", "round_robin", "least_used"])
+@pytest.mark.parametrize("balancer", ["working_set", "round_robin", "least_used"])
 @pytest.mark.parametrize("status", [401, 403, 404, 429, 503])
 async def test_calls_that_an_engine_refuses_are_answered_by_another(status: int, balancer: str) -> None:
     slow = replace(LISTED, token_delay_s=0.01)
@@ -326,7 +326,7 @@ async def test_calls_that_an_engine_refuses_are_answered_by_another(status: int,
 async def test_an_engine_that_fails_at_once_does_not_draw_the_calls(others: int) -> None:
     """Its 500s may have run, so their clients get them; the engine looks free, and is not."""
     slow = replace(LISTED, token_delay_s=0.01)
-    async with serving_pool(refusing(500), *[slow] * others, balancer="working-set") as rig:
+    async with serving_pool(refusing(500), *[slow] * others, balancer="working_set") as rig:
         statuses = await run_programs(rig)
         assert statuses[200] + statuses[500] == 100
         assert 1 <= statuses[500] == len(rig.engines[0].calls) <= 10
@@ -380,7 +380,7 @@ async def test_an_engine_that_answers_again_gets_calls_again(
 
 
 async def test_a_program_leaves_an_engine_that_fails_it() -> None:
-    async with serving_pool(LISTED, LISTED, balancer="working-set") as rig:
+    async with serving_pool(LISTED, LISTED, balancer="working_set") as rig:
         assert (await rig.chat("p"))[1] == "fake-0"
         rig.engines[0].behaviour = refusing(500)
         assert (await rig.chat("p"))[0] == 500

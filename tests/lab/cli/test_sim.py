@@ -132,12 +132,12 @@ def test_host_memory_is_given_in_gigabytes(capsys: pytest.CaptureFixture[str]) -
 
 def test_engines_may_differ_in_speed(capsys: pytest.CaptureFixture[str]) -> None:
     """The speeds say how many engines there are."""
-    options = ("--engine-speeds", "1,1,2", "--balancer", "locality-bounded")
+    options = ("--engine-speeds", "1,1,2", "--balancer", "locality_bounded")
     setting = report(capsys, "run", "chat", *FAST, *options)["setting"]
     assert (setting["engines"], setting["engine_speeds"]) == (3, [1.0, 1.0, 2.0])
 
     assert main(["sim", "run", "chat", *FAST, *options]) == 0
-    assert "3 x llama3.1-8b-a100, locality-bounded, speeds 1, 1, 2;" in capsys.readouterr().out
+    assert "3 x llama3.1-8b-a100, locality_bounded, speeds 1, 1, 2;" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -120,7 +120,7 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> None:
         {"beta": 1.5},
         {"kv_blocks": None},
         {"engines": 2, "balancer": "locality"},
-        {"engines": 3, "engine_speeds": (1.0, 2.0, 3.0), "balancer": "locality-bounded"},
+        {"engines": 3, "engine_speeds": (1.0, 2.0, 3.0), "balancer": "locality_bounded"},
     ],
     ids=str,
 )
@@ -461,7 +461,7 @@ def test_bounded_locality_has_more_cache_hits_than_round_robin() -> None:
     for speeds in ((), (1.0, 1.0, 2.0)):
         runs = [
             play(arrivals, engines=3, engine_speeds=speeds, balancer=name)[0]
-            for name in ("round_robin", "locality-bounded")
+            for name in ("round_robin", "locality_bounded")
         ]
         cached = [sum(record.cached_tokens for record in run.programs) for run in runs]
         latency_s = [sum(record.latency_s for record in run.programs) for run in runs]

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from autellix_backend.vllm_plugin.trial_runner import TOKENS, answer
 
-POLICIES = ("boost", "plas", "atlas", "atlas-dag", "mlfq", "round_robin", "fcfs", "sjf", "hinted")
+POLICIES = ("boost", "plas", "atlas", "atlas_dag", "mlfq", "round_robin", "fcfs", "sjf", "hinted")
 WINDOW = 12
 """The tokens of a window, and of a chunk of local attention."""
 SHARED = tuple(7 + 13 * number % (TOKENS - 7) for number in range(40))

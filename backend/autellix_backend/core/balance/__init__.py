@@ -10,6 +10,7 @@ from autellix_backend.core.balance.locality import DEFAULT_THRESHOLD_TOKENS, Loc
 from autellix_backend.core.balance.spread import LeastUsed, RoundRobin
 from autellix_backend.core.balance.working_set import WorkingSet
 from autellix_backend.core.errors import UnknownBalancerError
+from autellix_backend.core.names import present_name
 
 __all__ = [
     "BALANCER_NAMES",
@@ -41,7 +42,7 @@ def make_balancer(name: str, threshold_tokens: int = DEFAULT_THRESHOLD_TOKENS) -
         UnknownBalancerError: no balancer has this name; the message lists those that exist.
     """
     try:
-        make = _BALANCERS[name]
+        make = _BALANCERS[present_name(name, BALANCER_NAMES)]
     except KeyError:
         raise UnknownBalancerError(name, BALANCER_NAMES) from None
     return make(threshold_tokens)

@@ -59,7 +59,7 @@ class EnginePin:
 class LocalityBounded(Balancer):
     """Pins that yield; state is one pin for each program until it is forgotten."""
 
-    name: ClassVar[str] = "locality-bounded"
+    name: ClassVar[str] = "locality_bounded"
 
     def __init__(self) -> None:
         self._pins: dict[str, EnginePin] = {}

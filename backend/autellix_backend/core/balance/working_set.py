@@ -1,6 +1,6 @@
 """Locality by working sets: a program goes where its context fits, or fits first.
 
-Like `locality-bounded`, with the engines' own account of their memory (`memory.py`) in place of guessed
+Like `locality_bounded`, with the engines' own account of their memory (`memory.py`) in place of guessed
 evictions: admission protects the context of an active program from eviction.
 
     cost = wait for activation + cost of the call among those of active programs (`cost.py`)
@@ -13,7 +13,7 @@ Programs that were sent since an engine's last report count too: else many that 
 choose the same engine. A shared prefix needs no further memory where programs with it are, and no prefill
 where they were recently (`prefixes.py`).
 
-For an engine that reports no working set, the cost is that of `locality-bounded`.
+For an engine that reports no working set, the cost is that of `locality_bounded`.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class _Member:
 class WorkingSet(LocalityBounded):
     """Pins that yield, by working sets; state is that of each program until it is forgotten."""
 
-    name: ClassVar[str] = "working-set"
+    name: ClassVar[str] = "working_set"
     reads_prefixes: ClassVar[bool] = True
 
     def __init__(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autellix_backend.core.errors import UnknownPolicyError
-from autellix_backend.core.names import POLICY_NAMES
+from autellix_backend.core.names import POLICY_NAMES, present_name
 from autellix_backend.core.policies.atlas import Atlas
 from autellix_backend.core.policies.atlas_dag import AtlasDag
 from autellix_backend.core.policies.base import Policy
@@ -29,6 +29,6 @@ def make_policy(name: str) -> Policy:
         UnknownPolicyError: no policy has this name; the message lists those that exist.
     """
     try:
-        return _POLICIES[name]()
+        return _POLICIES[present_name(name, POLICY_NAMES)]()
     except KeyError:
         raise UnknownPolicyError(name, POLICY_NAMES) from None

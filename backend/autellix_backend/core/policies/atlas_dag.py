@@ -19,7 +19,7 @@ from autellix_backend.core.policies.atlas import Atlas
 class AtlasDag(Atlas):
     """Favour calls with the shortest critical path behind them."""
 
-    name: ClassVar[str] = "atlas-dag"
+    name: ClassVar[str] = "atlas_dag"
     reads_parents: ClassVar[bool] = True
 
     def inherit(self, program_service_s: float, parent_ends_s: Sequence[float] | None = None) -> float:

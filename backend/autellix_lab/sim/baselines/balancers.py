@@ -2,10 +2,10 @@
 
 Rules:
 
-- `power-of-two` (vLLM router): of two engines drawn at random, the one with fewer calls.
-- `session-hash` (vLLM router): a ring of hashes, 160 of each engine; a program has the engine of the first
+- `power_of_two` (vLLM router): of two engines drawn at random, the one with fewer calls.
+- `session_hash` (vLLM router): a ring of hashes, 160 of each engine; a program has the engine of the first
   one behind the hash of its id.
-- `cache-aware` (SGLang): the engine that was sent the longest beginning of the prompt, if that is more than
+- `cache_aware` (SGLang): the engine that was sent the longest beginning of the prompt, if that is more than
   0.3 of it, else the one that was sent the least text. But the one with the fewest calls where another has 64
   more and 1.5 times as many.
 - `scorers` (llm-d): the engine with the highest 3 * prefix + 2 * queue + 2 * (1 - KV usage), where prefix is
@@ -40,6 +40,7 @@ from typing import ClassVar
 from autellix_backend.core.balance import ArrivingCall, Balancer, EngineLoad, FinishedCall
 from autellix_backend.core.balance import make_balancer as make_product_balancer
 from autellix_backend.core.balance.base import able, accepting, least_used
+from autellix_backend.core.names import present_name
 
 RING_POINTS = 160
 MATCH_SHARE = 0.3
@@ -97,7 +98,7 @@ class _Assigned:
 class PowerOfTwo(Balancer):
     """The better of two engines drawn at random."""
 
-    name: ClassVar[str] = "power-of-two"
+    name: ClassVar[str] = "power_of_two"
 
     def __init__(self) -> None:
         self._random = random.Random(self.name)
@@ -111,7 +112,7 @@ class PowerOfTwo(Balancer):
 class SessionHash(Balancer):
     """Each program has one engine, by its id alone."""
 
-    name: ClassVar[str] = "session-hash"
+    name: ClassVar[str] = "session_hash"
 
     def __init__(self) -> None:
         self._ring: list[tuple[int, str]] = []
@@ -129,7 +130,7 @@ class SessionHash(Balancer):
 class CacheAware(Balancer):
     """SGLang's: by prefix while engines are in balance."""
 
-    name: ClassVar[str] = "cache-aware"
+    name: ClassVar[str] = "cache_aware"
 
     def __init__(self) -> None:
         self._trees: dict[str, _Assigned] = {}
@@ -198,7 +199,10 @@ def make_balancer(name: str, threshold_tokens: int) -> Balancer:
     Raises:
         UnknownBalancerError: neither has one of this name; the message lists the product's.
     """
-    return _BALANCERS[name]() if name in _BALANCERS else make_product_balancer(name, threshold_tokens)
+    spelled = present_name(name, _BALANCERS)
+    if spelled in _BALANCERS:
+        return _BALANCERS[spelled]()
+    return make_product_balancer(name, threshold_tokens)
 
 
 def _hash(text: str) -> int:

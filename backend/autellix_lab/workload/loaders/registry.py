@@ -22,11 +22,11 @@ Loader = Callable[[Path, LoadOptions], list[ProgramTrace]]
 
 LOADERS: dict[str, Loader] = {
     "recorded": load_recorded,
-    "call-log": load_call_log,
+    "call_log": load_call_log,
     "sharegpt": load_sharegpt,
     "bfcl": load_bfcl,
     "mooncake": load_mooncake,
-    "claude-code": load_claude_code,
+    "claude_code": load_claude_code,
     "tracelab": load_tracelab,
     "otel": load_otel,
     "azure": load_azure,
@@ -35,10 +35,10 @@ LOADERS: dict[str, Loader] = {
 
 _DISTINCT_FIELDS = (
     ("recorded", {"calls"}),
-    ("call-log", {"call_id", "program_id", "duration_s"}),
+    ("call_log", {"call_id", "program_id", "duration_s"}),
     ("bfcl", {"question", "involved_classes"}),
     ("mooncake", {"timestamp", "input_length", "output_length", "hash_ids"}),
-    ("claude-code", {"requests", "block_size"}),
+    ("claude_code", {"requests", "block_size"}),
     ("tracelab", {"session_id", "round_index", "input_tokens_total"}),
     ("otel", {"spans"}),
     ("otel", {"resourceSpans"}),
@@ -73,7 +73,7 @@ def detect_format(path: Path) -> str:
     """
     if path.is_dir():
         first = min(path.glob("*.json"), default=None)
-        return "claude-code" if first is None else detect_format(first)
+        return "claude_code" if first is None else detect_format(first)
     if {".csv"} & set(path.suffixes):
         return "azure"
     text = read_text(path).lstrip()

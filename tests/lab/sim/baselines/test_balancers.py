@@ -61,14 +61,14 @@ def test_the_product_s_balancers_have_their_names_too() -> None:
 
 
 def test_power_of_two_never_sends_to_the_fullest_of_three() -> None:
-    balancer, loads = make_balancer("power-of-two", 0), engines({"a": 2, "b": 1, "c": 0})
+    balancer, loads = make_balancer("power_of_two", 0), engines({"a": 2, "b": 1, "c": 0})
     chosen = Counter(balancer.assign(call("p", 100), loads) for _ in range(300))
     assert chosen["a"] == 0
     assert chosen["c"] > chosen["b"] > 60
 
 
 def test_a_session_keeps_its_engine_and_few_move_when_one_joins() -> None:
-    balancer = make_balancer("session-hash", 0)
+    balancer = make_balancer("session_hash", 0)
     programs = [call(str(number), 100) for number in range(400)]
     two, three = engines({"a": 9, "b": 0}), engines({"a": 0, "b": 0, "c": 0})
     before = [balancer.assign(each, two) for each in programs]
@@ -81,7 +81,7 @@ def test_a_session_keeps_its_engine_and_few_move_when_one_joins() -> None:
 
 
 def test_cache_aware_follows_the_longest_beginning_that_it_sent() -> None:
-    balancer, loads = make_balancer("cache-aware", 0), engines({"a": 0, "b": 0})
+    balancer, loads = make_balancer("cache_aware", 0), engines({"a": 0, "b": 0})
     assert balancer.assign(call("one", 1000), loads) == "a"
     assert balancer.assign(call("two", 100), loads) == "b"
     assert balancer.assign(call("two", 300, repeated=100), loads) == "b"
@@ -90,14 +90,14 @@ def test_cache_aware_follows_the_longest_beginning_that_it_sent() -> None:
 
 
 def test_cache_aware_finds_the_prefix_of_another_program() -> None:
-    balancer, loads = make_balancer("cache-aware", 0), engines({"a": 0, "b": 0})
+    balancer, loads = make_balancer("cache_aware", 0), engines({"a": 0, "b": 0})
     assert balancer.assign(call("one", 1000, prefix="tools", prefix_tokens=800), loads) == "a"
     assert balancer.assign(call("two", 1000, prefix="tools", prefix_tokens=800), loads) == "a"
     assert balancer.assign(call("three", 1000, prefix="others", prefix_tokens=800), loads) == "b"
 
 
 def test_cache_aware_sends_to_the_fewest_calls_where_two_engines_differ_too_much() -> None:
-    balancer = make_balancer("cache-aware", 0)
+    balancer = make_balancer("cache_aware", 0)
     assert balancer.assign(call("one", 1000), engines({"a": 0, "b": 0})) == "a"
     assert balancer.assign(call("one", 1100, repeated=1000), engines({"a": 64, "b": 0})) == "a"
     assert balancer.assign(call("one", 1200, repeated=1100), engines({"a": 195, "b": 130})) == "a"
@@ -105,7 +105,7 @@ def test_cache_aware_sends_to_the_fewest_calls_where_two_engines_differ_too_much
 
 
 def test_cache_aware_forgets_the_text_that_was_used_longest_ago() -> None:
-    balancer, loads = make_balancer("cache-aware", 0), engines({"a": 0})
+    balancer, loads = make_balancer("cache_aware", 0), engines({"a": 0})
     both = engines({"a": 0, "b": 0})
     for program in ("old", "new"):
         balancer.assign(call(program, 10_000_000), loads)

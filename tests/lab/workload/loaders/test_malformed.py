@@ -95,7 +95,7 @@ SAMPLES: dict[str, Any] = {
             {"event_type": "text", "timestamp": "2026-06-01T05:40:29.887Z"},
         ],
     },
-    "claude-code": {
+    "claude_code": {
         "id": "s",
         "block_size": 64,
         "tool_tokens": 5,

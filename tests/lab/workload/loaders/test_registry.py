@@ -20,9 +20,9 @@ MOONCAKE = {"timestamp": 0, "input_length": 5, "output_length": 1, "hash_ids": [
         ("a.jsonl", json.dumps(MOONCAKE), "mooncake"),
         ("a.json", '{"question": [], "involved_classes": []}\n{"x": 1}', "bfcl"),
         ("a.jsonl", '{"calls": []}', "recorded"),
-        ("a.jsonl", '{"call_id": "c", "program_id": "p", "duration_s": 1.0}', "call-log"),
-        ("a.json", '{\n"requests": [],\n"block_size": 64}', "claude-code"),
-        ("a.jsonl", '{"requests": [], "block_size": 64}\n{"requests": []}', "claude-code"),
+        ("a.jsonl", '{"call_id": "c", "program_id": "p", "duration_s": 1.0}', "call_log"),
+        ("a.json", '{\n"requests": [],\n"block_size": 64}', "claude_code"),
+        ("a.jsonl", '{"requests": [], "block_size": 64}\n{"requests": []}', "claude_code"),
         ("a.jsonl", '{"session_id": "s", "round_index": 0, "input_tokens_total": 9}', "tracelab"),
         ("a.json", '{"trace_id": "t", "spans": []}', "otel"),
         ("a.jsonl", '{"resourceSpans": []}\n{"resourceSpans": []}', "otel"),
@@ -38,7 +38,7 @@ def test_the_format_is_detected_from_the_file(tmp_path: Path, name: str, text: s
 
 def test_a_folder_is_of_its_first_files_format(tmp_path: Path) -> None:
     """An empty one is of the format whose error says what a folder holds."""
-    assert detect_format(tmp_path) == "claude-code"
+    assert detect_format(tmp_path) == "claude_code"
 
     (tmp_path / "b.json").write_text("[]")
     (tmp_path / "a.json").write_text('{"spans": []}')
