@@ -13,7 +13,7 @@ from autellix_backend.console.explain.current_load import CurrentLoad, current_l
 from autellix_backend.console.explain.recent_load import KEPT_S, LoadSeries
 from autellix_backend.console.http.parameters import ConsoleParts, CurrentOverview, Turn
 from autellix_backend.gateway.http.bodies import json_response
-from autellix_backend.gateway.http.parameters import Parts, admin_only
+from autellix_backend.gateway.http.parameters import Store, admin_only
 from autellix_backend.gateway.http.refusals import refusals
 from autellix_wire.paths import API_PREFIX
 
@@ -41,12 +41,12 @@ router = APIRouter(tags=["operators"], responses=refusals(401, 403, 500))
 async def show_overview(
     _turn: Turn,
     overview: CurrentOverview,
-    parts: Parts,
+    store: Store,
     console: ConsoleParts,
     minutes: Annotated[int, Query(ge=1, le=MAX_MINUTES)] = 15,
 ) -> Response:
     """Show what programs wait for now, and the load of the last minutes."""
-    now = await current_load(parts.store, overview)
+    now = await current_load(store, overview)
     # A thread: six hours are thousands of samples.
     return await asyncio.to_thread(
         lambda: json_response(LoadOverview(now=now, load=console.load.series(60.0 * minutes)))

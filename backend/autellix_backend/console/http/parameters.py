@@ -12,9 +12,8 @@ from autellix_backend.console.explain.overview import Overview, overview_of
 from autellix_backend.console.history.history import PastProgram
 from autellix_backend.console.wiring import Console
 from autellix_backend.gateway.errors import AdminOnlyError
-from autellix_backend.gateway.http.parameters import Parts, Viewer, is_on_this_machine
+from autellix_backend.gateway.http.parameters import Store, Tenancy, Tokens, Viewer, is_on_this_machine
 from autellix_backend.gateway.requests import read_headers
-from autellix_backend.gateway.wiring import Gateway
 from autellix_backend.pauses import Pauses
 from autellix_backend.stores.base import ProgramView
 
@@ -36,25 +35,30 @@ ConsoleParts = Annotated[Console, Depends(_console)]
 """The console's parts."""
 
 
-async def _overview(parts: Parts) -> Overview:
-    return overview_of(parts)
+async def _overview(console: ConsoleParts) -> Overview:
+    return overview_of(console.gateway)
 
 
 CurrentOverview = Annotated[Overview, Depends(_overview)]
 """The open calls and engines at the moment; an endpoint that waits for a turn names it after the turn."""
 
 
-async def _is_shown(parts: Parts, viewer: Viewer, request: Request) -> Callable[[Owned], bool]:
-    if not _is_guarded(parts, request):
-        return lambda _view: True
-    owner = await parts.tokens.prove(read_headers(request.scope), viewer)
-    return lambda view: view.owner == owner
-
-
-def _is_guarded(parts: Gateway, request: Request) -> bool:
-    """Return whether a client sees its own programs only, though all clients are one tenant."""
-    is_open = not parts.tokens.is_strict or parts.tenants.has_keys
+async def _is_guarded(tokens: Tokens, tenants: Tenancy, request: Request) -> bool:
+    is_open = not tokens.is_strict or tenants.has_keys
     return not is_open and not is_on_this_machine(request)
+
+
+IsGuarded = Annotated[bool, Depends(_is_guarded)]
+"""Whether a client sees its own programs only, though all clients are one tenant."""
+
+
+async def _is_shown(
+    is_guarded: IsGuarded, tokens: Tokens, viewer: Viewer, request: Request
+) -> Callable[[Owned], bool]:
+    if not is_guarded:
+        return lambda _view: True
+    owner = await tokens.prove(read_headers(request.scope), viewer)
+    return lambda view: view.owner == owner
 
 
 IsShown = Annotated[Callable[[Owned], bool], Depends(_is_shown)]
@@ -73,9 +77,9 @@ Turn = Annotated[Pauses, Depends(_take_turn, scope="function")]
 """The tenant's turn for a long answer, until it is made; the parameters that follow are read in it."""
 
 
-async def _living(program_id: str, viewer: Viewer, parts: Parts, is_shown: IsShown) -> ProgramView | None:
+async def _living(program_id: str, viewer: Viewer, store: Store, is_shown: IsShown) -> ProgramView | None:
     for scoped_id in viewer.candidates(program_id):
-        view = await parts.store.program(scoped_id)
+        view = await store.program(scoped_id)
         if view is not None and is_shown(view):
             return view
     return None
@@ -96,7 +100,7 @@ Ended = Annotated[PastProgram | None, Depends(_ended)]
 """The last program of the id that has ended; None if the viewer may see none."""
 
 
-async def feed_only_to_owners(parts: Parts, request: Request) -> None:
+async def feed_only_to_owners(is_guarded: IsGuarded) -> None:
     """Refuse the feed to clients that may see their own programs only."""
-    if _is_guarded(parts, request):
+    if is_guarded:
         raise AdminOnlyError("events", "a tenants file, or a client on the gateway's own machine")

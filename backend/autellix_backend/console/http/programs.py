@@ -31,7 +31,7 @@ from autellix_backend.console.http.parameters import (
 from autellix_backend.console.wiring import Console
 from autellix_backend.gateway.errors import InvalidRequestError
 from autellix_backend.gateway.http.bodies import DEFAULT_LIMIT, Id, Limit, json_response
-from autellix_backend.gateway.http.parameters import Parts, Viewer, unknown_program
+from autellix_backend.gateway.http.parameters import InForce, Routing, Store, Viewer, unknown_program
 from autellix_backend.gateway.http.refusals import refusals
 from autellix_backend.gateway.tenancy.tenants import Tenant
 from autellix_backend.observe.settled_call import SettledCall
@@ -70,7 +70,7 @@ router = APIRouter(tags=["operators"], responses=refusals(401, 500))
 @router.get(PROGRAMS_PATH, response_model=ProgramTable, responses=refusals(400))
 async def list_programs(
     viewer: Viewer,
-    parts: Parts,
+    store: Store,
     console: ConsoleParts,
     is_shown: IsShown,
     turn: Turn,
@@ -88,7 +88,7 @@ async def list_programs(
     for _ in range(MAX_PAGES):
         most = min(limit - len(rows), PAGE_PROGRAMS)
         try:
-            page = await parts.store.page(
+            page = await store.page(
                 prefix=viewer.visible_prefix, is_active=is_active, after=cursor, limit=most
             )
         except ValueError as error:
@@ -112,13 +112,14 @@ async def explain(
     view: Living,
     ended: Ended,
     overview: CurrentOverview,
-    parts: Parts,
+    router: Routing,
+    settings: InForce,
     console: ConsoleParts,
 ) -> ProgramExplanation | EndedExplanation:
     """Explain why a program's calls wait or run, or where the time of one that has ended went."""
     if view is not None:
-        placement = parts.router.placement(view.program_id)
-        config, settled = parts.settings.scheduler, _settled(view, console)
+        placement = router.placement(view.program_id)
+        config, settled = settings.scheduler, _settled(view, console)
         return explain_program(view, overview, config, viewer, placement, settled)
     if ended is not None:
         return explain_ended(ended, viewer)

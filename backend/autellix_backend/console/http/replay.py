@@ -19,7 +19,7 @@ from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.gateway.errors import ConflictError
 from autellix_backend.gateway.http.bodies import JSON_TYPE
 from autellix_backend.gateway.http.engines import list_engines
-from autellix_backend.gateway.http.parameters import Parts, Viewer, operator_only
+from autellix_backend.gateway.http.parameters import InForce, Pool, Viewer, operator_only
 from autellix_backend.gateway.http.refusals import refusals
 from autellix_backend.install import pip_install
 from autellix_backend.settings import settings_to_mapping
@@ -40,7 +40,11 @@ router = APIRouter(tags=["operators"], responses=refusals(401, 403, 500))
     REPLAY_PATH, dependencies=[operator_only("the replay of recent programs")], responses=refusals(400, 409)
 )
 async def replay_recent(
-    viewer: Viewer, parts: Parts, console: ConsoleParts, minutes: Annotated[int, Query(ge=1, le=60)] = 10
+    viewer: Viewer,
+    pool: Pool,
+    settings: InForce,
+    console: ConsoleParts,
+    minutes: Annotated[int, Query(ge=1, le=60)] = 10,
 ) -> Response:
     """Simulate the programs that ended in the last minutes under other policies; one at a time."""
     if importlib.util.find_spec(SIMULATOR.partition(".")[0]) is None:
@@ -58,10 +62,10 @@ async def replay_recent(
             programs.append(program)
         if not programs:
             raise ConflictError(f"no program has ended in the last {minutes} minutes")
-        policy = parts.settings.scheduler.policy
+        policy = settings.scheduler.policy
         found = {
-            "engines": (await list_engines(parts)).engines,
-            "scheduler": settings_to_mapping(parts.settings)["scheduler"],
+            "engines": (await list_engines(pool)).engines,
+            "scheduler": settings_to_mapping(settings)["scheduler"],
             "policies": [each for each in POLICIES if each != policy],
         }
 

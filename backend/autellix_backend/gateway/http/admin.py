@@ -14,7 +14,7 @@ from autellix_backend.gateway.engines.reporting import LOCAL
 from autellix_backend.gateway.engines.view import engine_view
 from autellix_backend.gateway.errors import EngineUnavailableError, ShuttingDownError
 from autellix_backend.gateway.http.openapi import openapi_document
-from autellix_backend.gateway.http.parameters import Parts, admin_only
+from autellix_backend.gateway.http.parameters import InForce, Log, Measured, Pool, Store, admin_only
 from autellix_backend.gateway.http.refusals import refusals
 from autellix_backend.observe.call_log import CallLog
 from autellix_backend.observe.metrics import CONTENT_TYPE, GatewayMetrics
@@ -44,9 +44,9 @@ router = APIRouter(tags=["operators"], responses=refusals(500))
 @router.get(
     API_PREFIX + "/config", dependencies=[admin_only("the configuration")], responses=refusals(401, 403)
 )
-async def config(parts: Parts) -> dict[str, Any]:
+async def config(settings: InForce) -> dict[str, Any]:
     """Show the settings in force, secrets hidden."""
-    return settings_to_mapping(parts.settings)
+    return settings_to_mapping(settings)
 
 
 @router.get("/healthz", response_model_exclude_none=True, openapi_extra=_NEEDS_NO_KEY)
@@ -56,14 +56,14 @@ async def healthz() -> GatewayHealth:
 
 
 @router.get("/readyz", response_model_exclude_none=True, responses=refusals(503), openapi_extra=_NEEDS_NO_KEY)
-async def readyz(parts: Parts) -> GatewayHealth:
+async def readyz(pool: Pool, store: Store, call_log: Log) -> GatewayHealth:
     """Report whether the gateway can answer calls; `degraded` has a reason."""
-    _check_ready(parts.pool)
-    reporting = {member.name: member.reporting for member in parts.pool}
+    _check_ready(pool)
+    reporting = {member.name: member.reporting for member in pool}
     problems = [
-        parts.store.failure(),
-        _call_log_problem(parts.call_log),
-        *(f"{member.name}: {problem}" for member in parts.pool if (problem := member.refusals.problem)),
+        store.failure(),
+        _call_log_problem(call_log),
+        *(f"{member.name}: {problem}" for member in pool if (problem := member.refusals.problem)),
         *(f"{name}: {each.problem}" for name, each in reporting.items() if each.problem),
     ]
     reason = "; ".join(filter(None, problems)) or None
@@ -79,9 +79,9 @@ async def readyz(parts: Parts) -> GatewayHealth:
 @router.get("/health", response_class=Response, responses=refusals(503), openapi_extra=_NEEDS_NO_KEY)
 @router.get("/ping", response_class=Response, responses=refusals(503), openapi_extra=_NEEDS_NO_KEY)
 @router.post("/ping", response_class=Response, responses=refusals(503), openapi_extra=_NEEDS_NO_KEY)
-async def health(parts: Parts) -> Response:
+async def health(pool: Pool) -> Response:
     """Answer with an empty body, as vLLM does, if the gateway can answer calls."""
-    _check_ready(parts.pool)
+    _check_ready(pool)
     return Response()
 
 
@@ -91,11 +91,10 @@ async def health(parts: Parts) -> Response:
     responses=refusals(401, 403, 503),
     response_class=PlainTextResponse,
 )
-async def metrics(parts: Parts) -> Response:
+async def metrics(page: Measured, pool: Pool, store: Store) -> Response:
     """Return the metrics in Prometheus' text format."""
-    page = parts.metrics
-    _measure_engines(page, parts.pool)
-    counts = await parts.store.counts()
+    _measure_engines(page, pool)
+    counts = await store.counts()
     page.set_stored(programs=counts.programs, sessions=counts.sessions, active_calls=counts.active_calls)
     return Response(page.render(), headers={"content-type": CONTENT_TYPE})
 

@@ -16,7 +16,7 @@ from autellix_backend.gateway.engines.kv_memory import KvMemory, kv_memory
 from autellix_backend.gateway.engines.view import engine_view
 from autellix_backend.gateway.errors import ConflictError, InvalidRequestError
 from autellix_backend.gateway.http.bodies import BodyRoute, Id
-from autellix_backend.gateway.http.parameters import Parts, admin_only, operator_only
+from autellix_backend.gateway.http.parameters import InForce, Models, Pool, admin_only, operator_only
 from autellix_backend.gateway.http.refusals import refusals
 from autellix_backend.reports.snapshot import AdmissionSnapshot, EngineSnapshot
 from autellix_backend.settings import MAX_PORT, EngineKindChoice, SettingsError
@@ -129,9 +129,9 @@ router = APIRouter(
 
 
 @router.get(ENGINES_PATH, dependencies=[admin_only("the list of engines")])
-async def list_engines(parts: Parts) -> EngineTable:
+async def list_engines(pool: Pool) -> EngineTable:
     """List the engines and their load."""
-    return EngineTable(engines=[_row(member) for member in parts.pool])
+    return EngineTable(engines=[_row(member) for member in pool])
 
 
 @router.post(
@@ -140,9 +140,9 @@ async def list_engines(parts: Parts) -> EngineTable:
     dependencies=[operator_only("adding engines")],
     responses=refusals(400, 409, 413),
 )
-async def add_engine(engine: NewEngine, parts: Parts) -> EngineRow:
+async def add_engine(engine: NewEngine, pool: Pool, settings: InForce, models: Models) -> EngineRow:
     """Add a running engine to the pool."""
-    pool, ours = parts.pool, parts.settings.engine
+    ours = settings.engine
     if len(pool) >= MAX_ENGINES:
         raise ConflictError(f"the pool already has {MAX_ENGINES} engines, the maximum")
     name = engine.name or pool.free_name("remote")
@@ -155,7 +155,7 @@ async def add_engine(engine: NewEngine, parts: Parts) -> EngineRow:
     except EngineError as error:
         raise InvalidRequestError(f"url: {error}", param="url") from error
     handle = pool.join(remote)
-    await parts.models.read()
+    await models.read()
     if handle.link.endpoints:
         await handle.link.settled(LINK_WAIT_S)
     return _row(handle)
@@ -164,17 +164,17 @@ async def add_engine(engine: NewEngine, parts: Parts) -> EngineRow:
 @router.post(
     ONE_ENGINE + "/drain", dependencies=[operator_only("draining engines")], responses=refusals(404, 409)
 )
-async def drain_engine(name: str, parts: Parts) -> EngineRow:
+async def drain_engine(name: str, pool: Pool) -> EngineRow:
     """Send an engine no further calls."""
-    return _row(parts.pool.drain(name))
+    return _row(pool.drain(name))
 
 
 @router.post(
     ONE_ENGINE + "/undrain", dependencies=[operator_only("draining engines")], responses=refusals(404, 409)
 )
-async def undrain_engine(name: str, parts: Parts) -> EngineRow:
+async def undrain_engine(name: str, pool: Pool) -> EngineRow:
     """Send a drained engine calls again."""
-    return _row(parts.pool.undrain(name))
+    return _row(pool.undrain(name))
 
 
 @router.delete(
@@ -183,9 +183,9 @@ async def undrain_engine(name: str, parts: Parts) -> EngineRow:
     dependencies=[operator_only("removing engines")],
     responses=refusals(404, 409),
 )
-async def remove_engine(name: str, parts: Parts) -> EngineRow:
+async def remove_engine(name: str, pool: Pool) -> EngineRow:
     """Drain an engine, and remove it from the pool once its last call has ended."""
-    return _row(parts.pool.remove(name))
+    return _row(pool.remove(name))
 
 
 def _row(member: EngineHandle) -> EngineRow:

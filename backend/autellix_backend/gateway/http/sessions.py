@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -12,14 +13,20 @@ from starlette.responses import Response
 
 from autellix_backend.gateway.errors import NotFoundError, SessionTakenError
 from autellix_backend.gateway.http.bodies import BodyRoute, Id
-from autellix_backend.gateway.http.parameters import Parts, Viewer, unknown_program
+from autellix_backend.gateway.http.parameters import (
+    Clock,
+    Closing,
+    Sessions,
+    Store,
+    Tokens,
+    Viewer,
+    unknown_program,
+)
 from autellix_backend.gateway.http.refusals import refusals
 from autellix_backend.gateway.requests import read_headers, run_while_connected
 from autellix_backend.gateway.sessions.running_sessions import HEARTBEAT_S, LOST_HEARTBEATS
-from autellix_backend.gateway.tenancy.tenants import Tenant
-from autellix_backend.gateway.wiring import Gateway
 from autellix_backend.identity.aliases import usable_id
-from autellix_backend.stores.base import NotOwnerError
+from autellix_backend.stores.base import NotOwnerError, ProgramStore
 from autellix_wire.paths import PROGRAMS_PATH, SESSIONS_PATH
 from autellix_wire.sessions import SERVER, SessionStart, SessionStarted
 
@@ -77,14 +84,21 @@ router = APIRouter(
     response_model_exclude_none=True,
 )
 async def start_session(
-    start: StartBody, viewer: Viewer, parts: Parts, request: Request, response: Response
+    start: StartBody,
+    viewer: Viewer,
+    tokens: Tokens,
+    sessions: Sessions,
+    store: Store,
+    clock: Clock,
+    request: Request,
+    response: Response,
 ) -> StartAnswer:
     """Start a session, or refresh the one of this id."""
-    tokens, now, scoped_id = parts.tokens, parts.clock(), viewer.scoped(start.session_id)
-    parts.sessions.admit(viewer, scoped_id, now)
+    now, scoped_id = clock(), viewer.scoped(start.session_id)
+    sessions.admit(viewer, scoped_id, now)
     owner = tokens.claim(scoped_id, read_headers(request.scope), start.proof)
     try:
-        is_new = await parts.store.open_session(scoped_id, now, owner if tokens.is_strict else None)
+        is_new = await store.open_session(scoped_id, now, owner if tokens.is_strict else None)
     except NotOwnerError as error:
         raise SessionTakenError(start.session_id) from error
     if is_new:
@@ -98,9 +112,9 @@ async def start_session(
     )
 
 
-async def _scoped(session_id: Id, viewer: Viewer, parts: Parts, request: Request) -> str:
+async def _scoped(session_id: Id, viewer: Viewer, tokens: Tokens, request: Request) -> str:
     scoped_id = viewer.scoped(session_id)
-    await parts.tokens.check(scoped_id, read_headers(request.scope))
+    await tokens.check(scoped_id, read_headers(request.scope))
     return scoped_id
 
 
@@ -109,62 +123,82 @@ ScopedId = Annotated[str, Depends(_scoped)]
 
 
 @router.post(ONE_SESSION + "/heartbeat", responses=refusals(404))
-async def heartbeat(session_id: Id, scoped_id: ScopedId, viewer: Viewer, parts: Parts) -> dict[str, str]:
+async def heartbeat(
+    session_id: Id, scoped_id: ScopedId, viewer: Viewer, sessions: Sessions, store: Store, clock: Clock
+) -> dict[str, str]:
     """Keep a session alive."""
-    await _refresh(session_id, scoped_id, parts)
-    parts.sessions.keep(viewer, scoped_id, parts.clock())
+    await _refresh(session_id, scoped_id, store, clock)
+    sessions.keep(viewer, scoped_id, clock())
     return {}
 
 
 @router.get(ONE_SESSION + "/watch", status_code=204, responses=refusals(404))
-async def watch(session_id: Id, scoped_id: ScopedId, parts: Parts, request: Request) -> None:
+async def watch(
+    session_id: Id, scoped_id: ScopedId, closing: Closing, store: Store, clock: Clock, request: Request
+) -> None:
     """Stay open as long as the client lives; its session ends soon after it, unless a heartbeat follows."""
-    await _refresh(session_id, scoped_id, parts)
-    await run_while_connected(parts.closing.wait(), request.receive)
-    if not parts.closing.is_set():
+    await _refresh(session_id, scoped_id, store, clock)
+    await run_while_connected(closing.wait(), request.receive)
+    if not closing.is_set():
         # Backdates its last heartbeat, so that little of its time is left.
         spent_s = (LOST_HEARTBEATS - WATCHED_HEARTBEATS) * HEARTBEAT_S
-        await parts.store.heartbeat(scoped_id, parts.clock() - spent_s)
+        await store.heartbeat(scoped_id, clock() - spent_s)
 
 
 @router.delete(ONE_SESSION, status_code=204, responses=refusals(404))
-async def end_session(session_id: Id, scoped_id: ScopedId, viewer: Viewer, parts: Parts) -> None:
+async def end_session(
+    session_id: Id,
+    scoped_id: ScopedId,
+    viewer: Viewer,
+    tokens: Tokens,
+    sessions: Sessions,
+    store: Store,
+    clock: Clock,
+) -> None:
     """End a session and its programs."""
-    parts.tokens.running.note_end(scoped_id)
-    parts.sessions.end(viewer, scoped_id)
-    if not await parts.store.close_session(scoped_id, parts.clock()):
+    tokens.running.note_end(scoped_id)
+    sessions.end(viewer, scoped_id)
+    if not await store.close_session(scoped_id, clock()):
         raise NotFoundError(f"there is no session {session_id!r}", param="session_id")
 
 
+async def _ending(
+    viewer: Viewer, tokens: Tokens, store: Store, clock: Clock, request: Request
+) -> Callable[[str], Awaitable[bool]]:
+    async def end(program_id: str) -> bool:
+        owner = None
+        if tokens.is_strict and not (viewer.is_admin and viewer.name):
+            owner = await tokens.prove(read_headers(request.scope), viewer)
+        for scoped_id in viewer.candidates(program_id):
+            if owner is not None:
+                view = await store.program(scoped_id)
+                if view is not None and view.owner != owner:
+                    break
+            if await store.end_program(scoped_id, clock()):
+                return True
+        return False
+
+    return end
+
+
+End = Annotated[Callable[[str], Awaitable[bool]], Depends(_ending)]
+"""Ends a program of the caller's, and returns False if there is none."""
+
+
 @router.delete(PROGRAMS_PATH + "/{program_id:path}", status_code=204, responses=refusals(404))
-async def end_program(program_id: Id, viewer: Viewer, parts: Parts, request: Request) -> None:
+async def end_program(program_id: Id, end: End) -> None:
     """End a program."""
-    if not await _end(program_id, viewer, parts, request):
+    if not await end(program_id):
         raise unknown_program(program_id)
 
 
 @router.post(RELEASE_PATH, responses=refusals(413))
-async def release_program(release: ReleaseBody, viewer: Viewer, parts: Parts, request: Request) -> Released:
+async def release_program(release: ReleaseBody, end: End) -> Released:
     """End a program, as ThunderAgent's clients ask for it; one that is not there has ended."""
     program_id = usable_id(str(release.program_id)) or ""
-    return Released(program_id=program_id, released=await _end(program_id, viewer, parts, request))
+    return Released(program_id=program_id, released=await end(program_id))
 
 
-async def _end(program_id: str, viewer: Tenant, parts: Gateway, request: Request) -> bool:
-    """End a program of the caller's; return False if there is none."""
-    owner = None
-    if parts.tokens.is_strict and not (viewer.is_admin and viewer.name):
-        owner = await parts.tokens.prove(read_headers(request.scope), viewer)
-    for scoped_id in viewer.candidates(program_id):
-        if owner is not None:
-            view = await parts.store.program(scoped_id)
-            if view is not None and view.owner != owner:
-                break
-        if await parts.store.end_program(scoped_id, parts.clock()):
-            return True
-    return False
-
-
-async def _refresh(session_id: str, scoped_id: str, parts: Gateway) -> None:
-    if not await parts.store.heartbeat(scoped_id, parts.clock()):
+async def _refresh(session_id: str, scoped_id: str, store: ProgramStore, clock: Callable[[], float]) -> None:
+    if not await store.heartbeat(scoped_id, clock()):
         raise NotFoundError(f"there is no session {session_id!r}: start it again", param="session_id")
