@@ -19,7 +19,7 @@ def with_token_secret(settings: Settings) -> Settings:
     """Return the settings with a token secret that survives restarts."""
     if settings.gateway.token_secret is not None:
         return settings
-    path = settings.engine.state_dir / SECRET_NAME
+    path = settings.engine.cache_dir / SECRET_NAME
     if settings.store.is_shared:
         note(f"{NO_SHARED_SECRET}; this gateway keeps its own in {path}")
     try:

@@ -276,7 +276,7 @@ def _model(engine: EngineSettings) -> tuple[str, str | None]:
         )
     generated = generated_model(engine.model)
     if generated is not None:
-        directory, name = generated.load()(engine.state_dir)
+        directory, name = generated.load()(engine.cache_dir)
         return str(directory), engine.served_model_name or name
     return engine.model, engine.served_model_name
 

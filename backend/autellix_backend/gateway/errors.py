@@ -291,7 +291,7 @@ class IntakeFullError(UnavailableError, code="overloaded"):
     def __init__(self, limit_bytes: int) -> None:
         super().__init__(
             f"the gateway receives too many bytes of request bodies at once: the limit is {limit_bytes}, "
-            "and half of that for one tenant (gateway.max_incoming_bytes)"
+            "and half of that for one tenant"
         )
 
 

@@ -23,7 +23,7 @@ from autellix_backend.gateway.engines.pool import EnginePool
 from autellix_backend.gateway.sessions.running_sessions import SESSION_TTL_S, RunningSessions
 from autellix_backend.gateway.sessions.session_tokens import SessionTokens
 from autellix_backend.gateway.tenancy.file import load_tenants
-from autellix_backend.gateway.tenancy.intake import Intake
+from autellix_backend.gateway.tenancy.intake import MAX_INCOMING_BYTES, Intake
 from autellix_backend.gateway.tenancy.limiter import Limiter
 from autellix_backend.gateway.tenancy.open_sessions import OpenSessions
 from autellix_backend.gateway.tenancy.tenants import Tenants
@@ -197,7 +197,7 @@ class Gateway:
 
     def _make_intake(self) -> Intake:
         gateway = self.settings.gateway
-        max_bytes = max(gateway.max_incoming_bytes, gateway.max_body_bytes)
+        max_bytes = max(MAX_INCOMING_BYTES, gateway.max_body_bytes)
         # Without tenants no half is kept for others.
         share_bytes = max_bytes // 2 if self.tenants.has_keys else max_bytes
         share_bytes = max(share_bytes, gateway.max_body_bytes)

@@ -27,7 +27,6 @@ from autellix_backend.environment import (
 )
 from autellix_backend.settings import sections
 from autellix_backend.settings.scheduler import scheduler_to_mapping
-from autellix_backend.settings.section import FIXED
 from autellix_backend.settings.sections import Settings
 
 ENV_PREFIX = "AUTELLIX_"
@@ -76,7 +75,7 @@ Layer = dict[str, RawValue]
 def fields_of(section: str) -> Mapping[str, FieldInfo]:
     """Return what operators can set in a section: each field with its type, and its text as description."""
     declared: dict[str, FieldInfo] = SECTIONS[section].__pydantic_fields__
-    return {name: info for name, info in declared.items() if FIXED not in info.metadata}
+    return declared
 
 
 def load_settings(

@@ -12,9 +12,6 @@ from pydantic.dataclasses import dataclass
 
 from autellix_backend.environment import SettingsError
 
-FIXED = "fixed"
-"""Marks a field that no file, variable or option can set: a constant, which tests and studies vary."""
-
 T = TypeVar("T")
 
 

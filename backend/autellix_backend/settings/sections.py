@@ -1,7 +1,6 @@
 """The sections of the settings, and the frozen tree of them.
 
-The docstring of a field is its text on the reference page and in `--help`. A field marked
-`FIXED` is a constant to operators.
+The docstring of a field is its text on the reference page and in `--help`.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from autellix_backend.core.config import (
 )
 from autellix_backend.core.names import LIVE_POLICY_NAMES
 from autellix_backend.environment import default_cache_dir
-from autellix_backend.settings.section import FIXED, section
+from autellix_backend.settings.section import section
 from autellix_backend.settings.types import (
     MEMORY_URL,
     NUMBER,
@@ -97,15 +96,13 @@ class GatewaySettings:
     tenants_file: Folder | None = None
     """[TOML file of tenants](../guides/self-hosting.md) with their API keys, weights and limits; unset
     turns authentication off"""
-    max_body_bytes: Annotated[PositiveInt, FIXED] = 64 * 2**20
+    max_body_bytes: PositiveInt = 64 * 2**20
     """largest request body, bytes; a larger one gets 413"""
-    max_incoming_bytes: Annotated[PositiveInt, FIXED] = 2**28
-    """total bytes of bodies that are being received, of one tenant at most half; then 503"""
-    max_answer_bytes: Annotated[PositiveInt, FIXED] = 2**26
+    max_answer_bytes: PositiveInt = 2**26
     """largest answer of an engine, or last event of a stream, bytes; then 502"""
-    upstream_timeout_s: Annotated[PositiveFloat, FIXED] = 3600.0
+    upstream_timeout_s: PositiveFloat = 3600.0
     """how long one call may take at the engine, s; then 504"""
-    report_wait_s: Annotated[NonNegativeFloat, FIXED] = 2.0
+    report_wait_s: NonNegativeFloat = 2.0
     """how long an answered call waits for the engine's report, s; then its receipt goes out without"""
 
 
@@ -145,20 +142,25 @@ class EngineSettings:
     kv_tokens: PositiveInt | None = None
     """KV memory of an engine without our scheduler, tokens: the gateway then [admits
     programs](../scheduling.md) for it; unset reads it from a vLLM server, and admits all elsewhere"""
-    startup_timeout_s: Annotated[PositiveFloat, FIXED] = 3600.0
+    startup_timeout_s: PositiveFloat = 3600.0
     """how long an engine may take to start, s"""
-    state_dir: Annotated[Folder, FIXED] = field(default_factory=default_cache_dir)
-    """folder of generated models, logs, sockets and the generated secret: `AUTELLIX_CACHE_DIR`"""
-    max_restarts: Annotated[NonNegativeInt, FIXED] = 5
+    state_dir: Folder | None = None
+    """folder of generated models, logs, sockets and the generated secret; unset is `AUTELLIX_CACHE_DIR`"""
+    max_restarts: NonNegativeInt = 5
     """restarts of a dead or hanging replica within ten minutes before it counts as failed; 0 for none"""
-    stall_timeout_s: Annotated[PositiveFloat | None, FIXED] = 600.0
+    stall_timeout_s: PositiveFloat | None = 600.0
     """how long a replica with calls may send no report before it counts as hung, s: far more than its
-    longest step; None for no limit"""
+    longest step"""
+
+    @property
+    def cache_dir(self) -> Path:
+        """Folder of what is generated."""
+        return self.state_dir or default_cache_dir()
 
     @property
     def log_dir(self) -> Path:
         """Folder of the engines' logs."""
-        return self.state_dir / "logs"
+        return self.cache_dir / "logs"
 
 
 @section("balancer")
@@ -167,7 +169,7 @@ class BalancerSettings:
 
     name: Annotated[str, one_of(BALANCER_NAMES)] = DEFAULT_BALANCER
     """rule that chooses a call's engine; `locality` is Algorithm 2 of the paper"""
-    threshold_tokens: Annotated[NonNegativeInt, FIXED] = DEFAULT_THRESHOLD_TOKENS
+    threshold_tokens: NonNegativeInt = DEFAULT_THRESHOLD_TOKENS
     """prompt tokens from which `locality` keeps a program's calls on one engine"""
 
 
@@ -260,7 +262,7 @@ class StoreSettings:
     `redis+sentinel://HOST:PORT,HOST:PORT/SERVICE` for the master that Sentinels name"""
     key_prefix: KeyPrefix = "autellix"
     """prefix of all keys, in braces; gateways with the same prefix share one table"""
-    timeout_ms: Annotated[PositiveInt, FIXED] = 1000
+    timeout_ms: PositiveInt = 1000
     """how long a call may wait for the store before the gateway continues without it, ms"""
 
     @property
@@ -276,7 +278,7 @@ class RaySettings:
     address: RayAddress | None = None
     """`auto`, as `--ray` alone, uses this machine's cluster, `HOST:PORT` the cluster with that head; unset
     uses no Ray"""
-    cpus: Annotated[NonNegativeFloat, FIXED] = 1.0
+    cpus: NonNegativeFloat = 1.0
     """CPUs of a node for each engine, which computes in as many threads without a GPU"""
 
 

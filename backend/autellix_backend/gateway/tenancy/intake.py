@@ -30,6 +30,8 @@ from autellix_backend.gateway.tenancy.tenants import Tenant
 from autellix_backend.pauses import Pauses
 from autellix_backend.raw_json import MAX_MARKS, ValueMarks, count_marks
 
+MAX_INCOMING_BYTES = 2**28
+"""The most bytes of bodies that are being received, of one tenant half."""
 LONG_BODY_BYTES = 256 * 1024
 """A step over a longer body takes up to half a millisecond for each of these."""
 PAUSE_RATIO = 3.0
