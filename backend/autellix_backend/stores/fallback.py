@@ -12,6 +12,8 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
 
+from typing_extensions import override
+
 from autellix_backend.core.errors import UnknownCallError
 from autellix_backend.stores.base import (
     AnswerSource,
@@ -21,6 +23,7 @@ from autellix_backend.stores.base import (
     Inherited,
     ProgramEnd,
     ProgramPage,
+    ProgramStore,
     ProgramView,
     Reaped,
     StoreUnavailableError,
@@ -38,7 +41,7 @@ MAX_LATE = 10_000
 T = TypeVar("T")
 
 
-class FallbackStore(EndFeed):
+class FallbackStore(EndFeed, ProgramStore):
     """A ProgramStore that keeps answering while the shared one does not."""
 
     def __init__(
@@ -61,22 +64,26 @@ class FallbackStore(EndFeed):
         shared.subscribe(self._left_shared)
         memory.subscribe(self._left_memory)
 
+    @override
     async def open(self) -> None:
         """Join the shared table, if it can be reached."""
         await self._join()
         if self._problem is not None:
             self._warn()
 
+    @override
     async def close(self) -> None:
         """Leave the shared table; what is in memory is lost."""
         await self._shared.close()
 
+    @override
     def failure(self) -> str | None:
         """Return why this gateway works alone."""
         if self._problem is None:
             return None
         return f"the shared process table cannot be used ({self._problem}): this gateway works alone"
 
+    @override
     async def begin(self, call: CallStart, now: float) -> Inherited:
         """Add a running call to the shared table, or to memory."""
         if self._problem is None:
@@ -97,6 +104,7 @@ class FallbackStore(EndFeed):
         self._homes[call.key] = self._memory
         return inherited
 
+    @override
     async def settle(self, end: CallEnd, now: float) -> None:
         """Charge a call to its program in the table in which it began."""
         home = self._homes.pop(end.key, None)
@@ -123,35 +131,38 @@ class FallbackStore(EndFeed):
         self._on_fallback()
         self._keep_end(end, now)
 
+    @override
     async def open_session(self, session_id: str, now: float, owner: str | None = None) -> bool:
-        """Start or refresh a session."""
         return await self._ask(lambda store: store.open_session(session_id, now, owner))
 
+    @override
     async def session_owner(self, session_id: str) -> str | None:
         """Return a running session's owner; one started in memory runs until its client starts it again."""
         owner = await self._ask(lambda store: store.session_owner(session_id))
         return await self._memory.session_owner(session_id) if owner is None else owner
 
+    @override
     async def heartbeat(self, session_id: str, now: float) -> bool:
         """Refresh a session if there is one; clients start one that is not there again."""
         return await self._ask(lambda store: store.heartbeat(session_id, now))
 
+    @override
     async def close_session(self, session_id: str, now: float) -> bool:
-        """End a session and the programs that it alone keeps."""
         was_here = await self._memory.close_session(session_id, now)
         was_there = await self._ask(lambda store: store.close_session(session_id, now))
         if self._problem is not None:
             self._keep(f"session {session_id}", lambda: self._shared.close_session(session_id, now))
         return was_here or was_there
 
+    @override
     async def end_program(self, program_id: str, now: float) -> bool:
-        """End a program."""
         was_here = await self._memory.end_program(program_id, now)
         was_there = await self._ask(lambda store: store.end_program(program_id, now))
         if self._problem is not None:
             self._keep_program_end(program_id, now)
         return was_here or was_there
 
+    @override
     async def reap(self, now: float) -> Reaped:
         """Return to the shared table if it can be reached again; remove what is stale."""
         if self._problem is not None:
@@ -166,39 +177,41 @@ class FallbackStore(EndFeed):
             self._give_up(error)
             return here
 
+    @override
     async def keep_answer(self, tenant: str, ids: Sequence[str], source: AnswerSource, now: float) -> None:
-        """Remember the source of an answer by the ids in it."""
         await self._ask(lambda store: store.keep_answer(tenant, ids, source, now))
 
+    @override
     async def find_answer(self, tenant: str, ids: Sequence[str], now: float) -> AnswerSource | None:
-        """Return the source of the first id that is known."""
         return await self._ask(lambda store: store.find_answer(tenant, ids, now))
 
+    @override
     async def find_calls(self, tenant: str, call_ids: Sequence[str], now: float) -> dict[str, AnswerSource]:
-        """Return the implicit calls of these ids that are known."""
         return await self._ask(lambda store: store.find_calls(tenant, call_ids, now))
 
+    @override
     async def program(self, program_id: str) -> ProgramView | None:
-        """Return one program with its calls."""
         found = await self._ask(lambda store: store.program(program_id))
         return await self._memory.program(program_id) if found is None else found
 
+    @override
     async def page(
         self, *, prefix: str = "", is_active: bool | None = None, after: str | None = None, limit: int
     ) -> ProgramPage:
-        """Return some programs without their calls."""
         return await self._ask(
             lambda store: store.page(prefix=prefix, is_active=is_active, after=after, limit=limit)
         )
 
+    @override
     async def counts(self) -> Counts:
-        """Count programs, sessions and running calls."""
         return await self._ask(lambda store: store.counts())
 
+    @override
     async def spend(self, day: int, tokens: Mapping[str, tuple[int, int]]) -> dict[str, int]:
         """Add to the tokens that tenants have used on a day; do nothing while the table cannot be used."""
         return await self._ask(lambda store: store.spend(day, tokens))
 
+    @override
     async def recent_ends(self) -> list[ProgramEnd]:
         """Return the latest ends of the shared table, none if it cannot be used."""
         return await self._ask(lambda store: store.recent_ends())

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from msgspec.structs import replace
+from typing_extensions import override
 
 from autellix_backend.core.errors import UnknownCallError
 from autellix_backend.core.estimate import SizeEstimator
@@ -27,6 +28,7 @@ from autellix_backend.stores.base import (
     NotOwnerError,
     ProgramEnd,
     ProgramPage,
+    ProgramStore,
     ProgramView,
     Reaped,
     StoredCall,
@@ -60,7 +62,7 @@ class _Entry:
     """The client's last hints of a size, converted to the program as a whole."""
 
 
-class MemoryStore(EndFeed):
+class MemoryStore(EndFeed, ProgramStore):
     """A ProgramStore over `core.table`; no method awaits anything, so each is atomic."""
 
     def __init__(
@@ -90,18 +92,21 @@ class MemoryStore(EndFeed):
             ttl_s=program_idle_s, max_entries=max_answer_ids
         )
 
+    @override
     async def open(self) -> None:
         """Do nothing."""
 
+    @override
     async def close(self) -> None:
         """Do nothing."""
 
+    @override
     def failure(self) -> str | None:
         """Return None: this process's memory is always there."""
         return None
 
+    @override
     async def begin(self, call: CallStart, now: float) -> Inherited:
-        """Add a running call."""
         entry = self._entries.get(call.program_id)
         if entry is not None and call.owner is not None and (entry.view.owner or call.owner) != call.owner:
             raise NotOwnerError(call.program_id)
@@ -184,8 +189,8 @@ class MemoryStore(EndFeed):
         left = entry.whole.less(*done)
         return self._estimator.expect(tenant_of(view.class_id), view.name or "", view.total_service_s, left)
 
+    @override
     async def settle(self, end: CallEnd, now: float) -> None:
-        """Charge a running call to its program."""
         entry = self._entries.get(end.program_id)
         running = entry.running.pop(end.key, None) if entry is not None else None
         if entry is None or running is None:
@@ -226,20 +231,20 @@ class MemoryStore(EndFeed):
             path_id=call_id,
         )
 
+    @override
     async def open_session(self, session_id: str, now: float, owner: str | None = None) -> bool:
-        """Start or refresh a session."""
         if owner is not None and self._owners.setdefault(session_id, owner) != owner:
             raise NotOwnerError(session_id)
         is_new = session_id not in self._heartbeats
         self._beat(session_id, now)
         return is_new
 
+    @override
     async def session_owner(self, session_id: str) -> str | None:
-        """Return a running session's owner."""
         return self._owners.get(session_id, "") if session_id in self._heartbeats else None
 
+    @override
     async def heartbeat(self, session_id: str, now: float) -> bool:
-        """Refresh a session if there is one."""
         if session_id not in self._heartbeats:
             return False
         self._beat(session_id, now)
@@ -250,12 +255,12 @@ class MemoryStore(EndFeed):
         self._heartbeats.pop(session_id, None)
         self._heartbeats[session_id] = now
 
-    async def close_session(self, session_id: str, now: float) -> bool:  # noqa: ARG002
-        """End a session and the programs that it alone keeps."""
+    @override
+    async def close_session(self, session_id: str, now: float) -> bool:
         return (await self._close(session_id))[0]
 
-    async def end_program(self, program_id: str, now: float) -> bool:  # noqa: ARG002
-        """End a program."""
+    @override
+    async def end_program(self, program_id: str, now: float) -> bool:
         return self._end(program_id)
 
     async def end_all(self) -> None:
@@ -265,8 +270,8 @@ class MemoryStore(EndFeed):
             self._end(program_id)
             await pauses.pause()
 
+    @override
     async def reap(self, now: float) -> Reaped:
-        """Remove what is stale."""
         self._answers.expire(now)
         last_heartbeat_s = now - self._session_ttl_s
         programs: list[str] = []
@@ -283,8 +288,8 @@ class MemoryStore(EndFeed):
             await pauses.pause()
         return Reaped(programs=tuple(programs), sessions=tuple(sessions))
 
+    @override
     async def keep_answer(self, tenant: str, ids: Sequence[str], source: AnswerSource, now: float) -> None:
-        """Remember the source of an answer by the ids in it."""
         self._answers.expire_of(tenant, now)
         for answer_id in ids:
             is_known = self._answers.has(tenant, answer_id)
@@ -292,29 +297,29 @@ class MemoryStore(EndFeed):
             is_shared = known is None or known.program_id != source.program_id
             self._answers.put(tenant, answer_id, None if is_shared else source, now)
 
+    @override
     async def find_answer(self, tenant: str, ids: Sequence[str], now: float) -> AnswerSource | None:
-        """Return the source of the first id that is known."""
         self._answers.expire_of(tenant, now)
         found = next((each for each in ids if self._answers.has(tenant, each)), None)
         return None if found is None else self._answers.use(tenant, found, now)
 
+    @override
     async def find_calls(self, tenant: str, call_ids: Sequence[str], now: float) -> dict[str, AnswerSource]:
-        """Return the implicit calls of these ids that are known."""
         found = {each: await self.find_answer(tenant, (call_key(each),), now) for each in call_ids}
         return {call_id: source for call_id, source in found.items() if source is not None}
 
+    @override
     async def program(self, program_id: str) -> ProgramView | None:
-        """Return one program with its calls."""
         program = self._table.get(program_id)
         if program is None:
             return None
         entry = self._entries[program_id]
         return _view(program, entry, (*entry.history, *entry.running.values()))
 
+    @override
     async def page(
         self, *, prefix: str = "", is_active: bool | None = None, after: str | None = None, limit: int
     ) -> ProgramPage:
-        """Return some programs without their calls."""
         last = ListingPlace.read(after, is_active=is_active)
         listed = (
             (ListingPlace(is_idle, entry.number), program_id)
@@ -330,8 +335,8 @@ class MemoryStore(EndFeed):
         shown = [_view(self._table[program_id], self._entries[program_id]) for _, program_id in found[:limit]]
         return ProgramPage(programs=shown, cursor=found[limit - 1][0].cursor if len(found) > limit else None)
 
+    @override
     async def counts(self) -> Counts:
-        """Count programs, sessions, running calls and the programs of those."""
         return Counts(
             programs=len(self._table),
             sessions=len(self._heartbeats),
@@ -339,14 +344,16 @@ class MemoryStore(EndFeed):
             active_programs=self._active_programs,
         )
 
+    @override
     async def spend(
         self,
-        day: int,  # noqa: ARG002
-        tokens: Mapping[str, tuple[int, int]],  # noqa: ARG002
+        day: int,
+        tokens: Mapping[str, tuple[int, int]],
     ) -> dict[str, int]:
         """Return nothing: no other gateway knows this store."""
         return {}
 
+    @override
     async def recent_ends(self) -> list[ProgramEnd]:
         """Return nothing: no program ended before this store was made."""
         return []

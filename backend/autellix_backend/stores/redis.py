@@ -16,6 +16,7 @@ import secrets
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
 import msgspec
+from typing_extensions import override
 
 from autellix_backend.core.errors import DuplicateCallError, UnknownCallError
 from autellix_backend.core.estimate import SizeEstimator
@@ -32,6 +33,7 @@ from autellix_backend.stores.base import (
     NotOwnerError,
     ProgramEnd,
     ProgramPage,
+    ProgramStore,
     ProgramView,
     Reaped,
     StoreUnavailableError,
@@ -79,7 +81,7 @@ EVICTS = (
 logger = logging.getLogger(__name__)
 
 
-class RedisStore:
+class RedisStore(ProgramStore):
     """A ProgramStore in Redis; every method may raise StoreUnavailableError."""
 
     def __init__(
@@ -107,6 +109,7 @@ class RedisStore:
         self.epoch = ""
         """The table's identity, which changes when its data are lost."""
 
+    @override
     async def open(self) -> None:
         """Join the table under a new id; after an error, take over the calls of the previous id.
 
@@ -131,6 +134,7 @@ class RedisStore:
                 logger.warning(EVICTS, policy)
         self._gateway = gateway
 
+    @override
     async def close(self) -> None:
         """Leave the table, unless calls are running, and drop the connection."""
         try:
@@ -142,12 +146,13 @@ class RedisStore:
         finally:
             await self._scripts.close()
 
+    @override
     def failure(self) -> str | None:
         """Return None: this store raises instead."""
         return None
 
+    @override
     async def begin(self, call: CallStart, now: float) -> Inherited:
-        """Add a running call."""
         now_s = self.clock.shared(now)
         tools = call.interceptions or None
         start = {
@@ -207,8 +212,8 @@ class RedisStore:
             hints = whole.less(float(known.finished_calls or 0), float(known.output_tokens or 0))
         return self._estimator.expect(tenant, name, float(known.total_service_s or 0), hints)
 
+    @override
     async def settle(self, end: CallEnd, now: float) -> None:
-        """Charge a running call to its program."""
         program = await self._settle(end, now, owner=self._gateway)
         if program is None:
             raise UnknownCallError(end.key)
@@ -216,20 +221,21 @@ class RedisStore:
         # A class's cost per call is learned from the calls settled here, its cost per program from all ends.
         self._estimator.observe_call(tenant_of(class_id), name, end.service_s, end.output_tokens or 0)
 
+    @override
     async def open_session(self, session_id: str, now: float, owner: str | None = None) -> bool:
-        """Start or refresh a session."""
         return not await self._beat(session_id, now, "open", owner)
 
+    @override
     async def session_owner(self, session_id: str) -> str | None:
-        """Return a running session's owner."""
         owner = await self._scripts.run("owner", self._gateway, session_id)
         return None if owner is None else str(owner.decode())
 
+    @override
     async def heartbeat(self, session_id: str, now: float) -> bool:
-        """Refresh a session if there is one."""
         return await self._beat(session_id, now, "refresh")
 
-    async def close_session(self, session_id: str, now: float) -> bool:  # noqa: ARG002
+    @override
+    async def close_session(self, session_id: str, now: float) -> bool:
         """End a session and the programs that it alone keeps, some at a time."""
         was_there, taken, step = False, MAX_REAPED, "first"
         while taken == MAX_REAPED:
@@ -240,12 +246,13 @@ class RedisStore:
             step = "more"
         return was_there
 
-    async def end_program(self, program_id: str, now: float) -> bool:  # noqa: ARG002
-        """End a program."""
+    @override
+    async def end_program(self, program_id: str, now: float) -> bool:
         was_there, gone = await self._scripts.run("end", self._gateway, program_id)
         self._ends.on_answer(gone)
         return bool(was_there)
 
+    @override
     async def reap(self, now: float) -> Reaped:
         """Remove stale entries, settle lost calls, renew the lease, and learn of ends at other gateways."""
         programs: list[str] = []
@@ -261,21 +268,21 @@ class RedisStore:
             await pauses.pause()
         return Reaped(programs=tuple(programs), sessions=tuple(sessions))
 
+    @override
     async def keep_answer(self, tenant: str, ids: Sequence[str], source: AnswerSource, now: float) -> None:
-        """Remember the source of an answer by the ids in it."""
         engine = encode_origin(source)
         names = {"program": source.program_id, "engine": engine, "most": self._max_answer_ids}
         argument = encode_argument({**self._answer_ids(tenant, ids, now), **names})
         await self._scripts.run("keep_answer", self._gateway, argument)
 
+    @override
     async def find_answer(self, tenant: str, ids: Sequence[str], now: float) -> AnswerSource | None:
-        """Return the source of the first id that is known."""
         argument = encode_argument(self._answer_ids(tenant, ids, now))
         found = await self._scripts.run("find_answer", self._gateway, argument)
         return decode_source(found) if found else None
 
+    @override
     async def find_calls(self, tenant: str, call_ids: Sequence[str], now: float) -> dict[str, AnswerSource]:
-        """Return the implicit calls of these ids that are known."""
         if not call_ids:
             return {}
         argument = encode_argument(self._answer_ids(tenant, [call_key(each) for each in call_ids], now))
@@ -292,15 +299,15 @@ class RedisStore:
             "keep_s": math.ceil(self._program_idle_s),
         }
 
+    @override
     async def program(self, program_id: str) -> ProgramView | None:
-        """Return one program with its calls."""
         views = await self._views([program_id], has_calls=True)
         return views[0] if views else None
 
+    @override
     async def page(
         self, *, prefix: str = "", is_active: bool | None = None, after: str | None = None, limit: int
     ) -> ProgramPage:
-        """Return some programs without their calls."""
         place: ListingPlace | None = ListingPlace.read(after, is_active=is_active)
         found: list[tuple[ListingPlace, str]] = []
         passes = 0
@@ -333,21 +340,23 @@ class RedisStore:
         is_over = place.is_idle or is_active is True
         return found, None if is_over else ListingPlace(is_idle=True, number=0)
 
+    @override
     async def counts(self) -> Counts:
-        """Count programs, sessions, running calls and the programs of those."""
         programs, sessions, active_calls, active = await self._scripts.run("counts", self._gateway)
         return Counts(programs=programs, sessions=sessions, active_calls=active_calls, active_programs=active)
 
+    @override
     async def spend(self, day: int, tokens: Mapping[str, tuple[int, int]]) -> dict[str, int]:
-        """Add to the tokens that tenants have used on a day, and return their totals."""
         used = msgspec.json.encode([(tenant, *numbers) for tenant, numbers in tokens.items()])
         totals = await self._scripts.run("spend", self._gateway, day, used)
         return dict(zip(tokens, totals, strict=True))
 
+    @override
     async def recent_ends(self) -> list[ProgramEnd]:
         """Return the latest programs that ended before this gateway joined, oldest first."""
         return [decode_end(*values) async for _, values in self._ends_from(NO_EVENT, self._ends.last_event)]
 
+    @override
     def subscribe(self, on_end: Callable[[ProgramEnd], None]) -> None:
         """Publish the ends of programs, whichever gateway ended them."""
         self._ends.subscribe(on_end)
