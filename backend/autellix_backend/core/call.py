@@ -19,9 +19,9 @@ class ChangeReason(StrEnum):
     DEMOTION = "demotion"
     PROMOTION = "promotion"
     ROTATION = "rotation"
-    """Its quantum is used up; the level stays."""
+    """A used-up quantum; the level stays."""
     RESIZING = "resizing"
-    """Its expected size has changed; the level stays."""
+    """A changed expected size; the level stays."""
 
 
 _ROUNDING_S = 1e-9
@@ -112,7 +112,7 @@ class Call:
     """Whether it holds a slot."""
     level: int = 1
     own_key: float = 0.0
-    """Its key where it is in no group."""
+    """The key of the call where it is in no group."""
     group: CallGroup | None = None
     """The calls that share its key, in a queue by program."""
     seq: int = 0
@@ -141,7 +141,7 @@ class Call:
     reached_tokens: int = 0
     """The most tokens that it had computed when it lost its slot."""
     behind_tokens: int = 0
-    """Of those, the ones that it has to compute again."""
+    """The part of the reached tokens that the call has to compute again."""
     new_steps: int = 0
     """Steps in which it computed what it never had before."""
     lost_steps: float = 0.0

@@ -24,7 +24,7 @@ class Place(NamedTuple):
 
     base: float
     work_class: WorkClass | None = None
-    """None where nothing but the base counts."""
+    """The class of the program's work; None where nothing but the base counts."""
 
 
 class Boosts(Protocol):

@@ -37,7 +37,7 @@ MACHINE_EVENTS = (
 )
 """The methods of a machine that change it or decide."""
 ADMISSION_EVENTS = ("lose_contexts", "take_to_keep", "take_stored", "use_host_memory")
-"""Those of its admission rule that its owner calls."""
+"""The methods of the admission rule that the machine's owner calls."""
 FILL = "fill"
 """The event of a line about how a context fills the memory."""
 ASKED = "?"

@@ -35,7 +35,7 @@ class SizeSpread:
     def __init__(self) -> None:
         self._known: float | None = None
         self._value: float | None = None
-        """None once it has changed."""
+        """The last value; None once it is out of date."""
         self._sizes: deque[float] = deque()
         self._sum = 0.0
         self._squares = 0.0
@@ -101,7 +101,7 @@ class ProgramStatistics:
         self._ends_together = 0
         """Programs that have ended at that moment."""
         self._interval_s = 0.0
-        """From the end before it."""
+        """The time between that moment and the end before it."""
         self._mean_before_s = 0.0
         self._between_ends_s = 0.0
 

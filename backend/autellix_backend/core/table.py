@@ -29,7 +29,7 @@ class ProgramGroup:
     """The programs of a tenant that run the same task, such as the rollouts of one prompt."""
 
     key: tuple[str, str]
-    """Its tenant and its name."""
+    """The tenant and the name of the group."""
     living: dict[str, None] = field(default_factory=dict)
     """The programs in the table, by id."""
     ended: int = 0

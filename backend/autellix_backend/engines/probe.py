@@ -45,7 +45,7 @@ class CacheFacts:
     tokens: int | None = None
     """The tokens that its KV blocks hold, those of one rank; None if unknown."""
     ranks: int = 1
-    """Its data-parallel ranks, each with a cache of its own."""
+    """The server's data-parallel ranks, each with a cache of its own."""
     states_queue: bool = False
     """Whether it states its queue lengths too."""
 

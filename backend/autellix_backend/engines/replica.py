@@ -62,7 +62,7 @@ class VllmReplica:
     kind = EngineKind.VLLM
     is_owned = True
     kv_tokens = None
-    """None: its snapshots state it."""
+    """The KV memory, None: snapshots state it."""
 
     def __init__(
         self,

@@ -46,10 +46,10 @@ class EngineState(enum.Enum):
 
     UP = "up"
     DOWN = "down"
-    """It does not answer; it may recover, or be restarted."""
+    """A state without answers, from which the engine may recover or be restarted."""
     RESTARTING = "restarting"
     FAILED = "failed"
-    """It is gone for good."""
+    """The end: the engine is gone for good."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

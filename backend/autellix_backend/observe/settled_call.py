@@ -53,13 +53,13 @@ class SettledCall(msgspec.Struct, frozen=True, kw_only=True):
     reason: str | None = None
     """Why it failed, in at most 200 characters: the engine's words or ours."""
     began_s: float
-    """Its arrival, on the gateway's clock."""
+    """The arrival of the call, on the gateway's clock."""
     settled_s: float
-    """On the gateway's clock."""
+    """The settlement of the call, on the gateway's clock."""
     ended_at_s: float
     """Seconds since 1970."""
     session_id: str | None = None
-    """As its client knows it."""
+    """The session's id as its client knows it."""
     tenant: str = ""
     """Empty without tenants."""
     identity_source: str = ""
@@ -72,13 +72,13 @@ class SettledCall(msgspec.Struct, frozen=True, kw_only=True):
     record_count: int = 1
     """The engine requests that it became: one for each prompt and choice."""
     first_token_s: float | None = None
-    """From its arrival to the first bytes of a streamed answer."""
+    """The time from the arrival to the first bytes of a streamed answer."""
     sent_for_s: float = 0.0
-    """From its last sending to its settlement."""
+    """The time from the last sending to the settlement."""
     runs: tuple[tuple[float, float], ...] = ()
     """When it got and lost its slot (s after its arrival), by its engine's clock; empty if unknown."""
     prefilled_s: float | None = None
-    """From its arrival to the end of its prefill; None if unknown, or without one."""
+    """The time from the arrival to the end of the prefill; None if unknown, or without one."""
     inherited_service_s: float = 0.0
     """The service that it inherited from its program, as the policy counts it."""
     stated_usage: Usage | None = None
@@ -93,7 +93,7 @@ class SettledCall(msgspec.Struct, frozen=True, kw_only=True):
     """The names of the tools that its answer calls."""
     traceparent: str | None = None
     request_id: str | None = None
-    """Its client's `x-request-id`."""
+    """The client's `x-request-id`."""
 
     @property
     def duration_s(self) -> float:

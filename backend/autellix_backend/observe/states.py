@@ -10,15 +10,15 @@ class ProgramState(StrEnum):
     """What a program or an open call of it is doing; the values are those of the API."""
 
     WAITING_FOR_MEMORY = "waiting_for_memory"
-    """For KV memory: its program is inactive, or its engine has slots but no KV blocks for it."""
+    """A wait for KV memory: the program is inactive, or the engine has slots but no KV blocks."""
     WAITING_FOR_SLOT = "waiting_for_slot"
-    """For a batch slot, or for an engine that is down."""
+    """A wait for a batch slot, or for an engine that is down."""
     IN_ENGINE = "in_engine"
-    """In an engine's batch."""
+    """A place in an engine's batch."""
     AT_ANOTHER_GATEWAY = "at_another_gateway"
     """Another gateway has its calls, which no engine's snapshot shows: they wait there, or were just sent."""
     BETWEEN_CALLS = "between_calls"
-    """It has no open call: its client runs a tool, waits for a person or does something else."""
+    """No open call: the client runs a tool, waits for a person or does something else."""
     ENDED = "ended"
 
 

@@ -27,7 +27,7 @@ class ServedCall:
     """The facts of a request to a deployment."""
 
     program_id: str | None
-    """None if it names no program."""
+    """The program's id; None if the request names no program."""
     prompt_tokens: int
     is_final: bool = False
 

@@ -205,7 +205,7 @@ _HINT_READERS: dict[Any, Callable[[object], Any]] = {
     float | None: _amount,
     Priority: _priority,
 }
-"""By the type of the hint."""
+"""Readers by the type of the hint."""
 _FACTS: dict[object, _Fact] = {
     engine_args.THREAD: _Fact("thread_id", _identifier),
     engine_args.TENANT: _Fact("tenant", _identifier),
@@ -222,4 +222,4 @@ _FACTS: dict[object, _Fact] = {
         for hint in msgspec.structs.fields(Hints)
     },
 }
-"""By the name of the argument."""
+"""Readers by the name of the argument."""

@@ -22,7 +22,7 @@ AUTO_GIB = "auto"
 MEMORY_URL = "memory://"
 REDIS_SCHEMES = ("redis", "rediss", "unix", "redis+sentinel")
 MAX_REPLICAS = 1024
-"""Of one machine, or of one Ray cluster."""
+"""The most replicas of one machine, or of one Ray cluster."""
 MIN_NUMBER, MAX_NUMBER = 1e-6, 1e15
 """The bounds of numbers. What is computed of them stays finite, and times in messages readable."""
 

@@ -186,7 +186,7 @@ class ProgramView(msgspec.Struct, kw_only=True):
     intercepted_s: float = 0.0
     """The seconds that its tools took at the client."""
     is_ending: bool = False
-    """It ends with its last running call."""
+    """Whether the program ends with its last running call."""
     active_threads: int = 0
     """Threads with a running call."""
     total_service_s: float = 0.0

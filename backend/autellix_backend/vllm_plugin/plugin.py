@@ -79,7 +79,7 @@ class SchedulerPlugin:
             slots=int(scheduler.vllm_config.scheduler_config.max_num_seqs),
             kv_tokens=int(kv_tokens) if kv_tokens < math.inf else None,
         )
-        """For the gateways that connect to the engine."""
+        """The facts for the gateways that connect to the engine."""
         connector = getattr(scheduler, "connector", None)
         self.prices = PreemptionPrices(connector, machine, scheduler.block_size)
         self.host_tier = HostTier(connector, self.engine, self.tracker)

@@ -34,7 +34,7 @@ from autellix_backend.vllm_plugin.tracker import CallTracker
 PERIOD_S = 0.5
 CALLS_PERIOD_S = 1.0
 MAX_FEW_CALLS = 16
-"""So many calls are listed in each snapshot."""
+"""The most calls that a snapshot lists."""
 MAX_PERIOD_S = 5.0
 MAX_SHARE = 0.005
 MAX_STANDINGS = 256

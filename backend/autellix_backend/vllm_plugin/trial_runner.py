@@ -30,7 +30,7 @@ class RunnerRequest:
 
     prompt: list[int]
     blocks: list[list[int]]
-    """Those of each group of layers."""
+    """The blocks of each group of layers."""
     computed: int
     adapter: int = 0
     output: list[int] = field(default_factory=list)

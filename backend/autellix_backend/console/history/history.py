@@ -35,7 +35,7 @@ class PastProgram:
     """A program with its settled calls, while it lives and after its end."""
 
     program_id: str
-    """As the backend knows it."""
+    """The program's id as the backend knows it."""
     tenant: str = ""
     name: str | None = None
     group: str | None = None
@@ -48,9 +48,9 @@ class PastProgram:
     ended_at_s: float = 0.0
     """When it left the process table, in seconds since 1970; 0 while it lives."""
     calls: list[SettledCall] = field(default_factory=list)
-    """In the order of their arrival once it has ended, until then in that of their settlement."""
+    """Settled calls, in the order of arrival once the program has ended, of settlement until then."""
     running: int = 0
-    """Its open calls."""
+    """The number of open calls."""
     left_out: int = 0
     """Calls that were dropped to bound memory."""
     size_bytes: int = 0

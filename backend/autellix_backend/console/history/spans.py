@@ -13,15 +13,15 @@ class SpanKind(StrEnum):
     """What a call did."""
 
     INACTIVE = "inactive"
-    """It waited for KV memory while its program was inactive."""
+    """A wait for KV memory while the program was inactive."""
     WAITING = "waiting"
-    """It waited for its first slot otherwise."""
+    """Any other wait for the first slot."""
     PREFILL = "prefill"
     DECODE = "decode"
     PREEMPTED = "preempted"
-    """It waited to get a slot back."""
+    """A wait to get a slot back."""
     ENGINE = "engine"
-    """It was in its engine, which does not report more."""
+    """A stay in an engine that does not report more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

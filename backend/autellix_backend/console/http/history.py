@@ -50,7 +50,7 @@ class EndedRow:
     ended_at_s: float
     """When it left the process table, seconds since 1970."""
     duration_s: float
-    """From its first arrival to its last answer."""
+    """The time from the first arrival to the last answer."""
     wait_s: float
     """Over all calls, as the next three."""
     inactive_s: float
@@ -94,7 +94,7 @@ class TimelineCall:
     start_s: float
     finish_s: float | None
     first_token_s: float | None
-    """From its arrival to the first bytes of a streamed answer."""
+    """The time from the arrival to the first bytes of a streamed answer."""
     wait_s: float
     inactive_s: float
     service_s: float

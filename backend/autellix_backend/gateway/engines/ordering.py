@@ -37,7 +37,7 @@ class Wait(msgspec.Struct, frozen=True, kw_only=True):
     counted_s: float
     """The part that counts for its program's wait/service ratio: the time since its last promotion."""
     inactive_s: float = 0.0
-    """The part in which its program was inactive."""
+    """The part of the wait in which the program was inactive."""
 
 
 class ArrivalOrdering:

@@ -39,9 +39,9 @@ class QueuedCall(msgspec.Struct, kw_only=True, eq=False):
     caller: Caller
     """Whose it is."""
     wait_s: float = 0.0
-    """Its time in queues, over all attempts."""
+    """The time in queues, over all attempts."""
     inactive_s: float = 0.0
-    """The part of it in which its program was inactive."""
+    """The part of the time in queues in which the program was inactive."""
     counted_wait_s: float = 0.0
     """The part of its time in queues that counts for its program's wait/service ratio."""
     was_repeated: bool = False
@@ -94,7 +94,7 @@ class EngineQueue:
     """Since when calls cannot be sent, as of the last pump()."""
     _is_shutting_down: bool = False
     _wake: asyncio.TimerHandle | None = None
-    """For pump(), at the time that the order asked for."""
+    """The timer of the next pump(), at the time that the order asked for."""
 
     def __len__(self) -> int:
         return len(self._queued)

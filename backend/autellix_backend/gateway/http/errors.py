@@ -19,7 +19,7 @@ from autellix_wire.headers import VERSION
 
 OPENAI_PREFIX = "/v1"
 VERSION_HEADER = (VERSION.lower().encode(), importlib.metadata.version("autellix").encode())
-"""On each response: clients annotate their calls to hosts that send it."""
+"""The header on each response: clients annotate their calls to hosts that send it."""
 
 
 def install_error_handlers(app: FastAPI) -> None:

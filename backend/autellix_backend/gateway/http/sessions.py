@@ -57,7 +57,7 @@ class ReleaseBody:
     """The body that ends a program of ThunderAgent's clients."""
 
     program_id: str | int
-    """As in the bodies of its calls."""
+    """The program's id as in the bodies of its calls."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,7 +35,7 @@ class Demand(NamedTuple):
     body_bytes: int
     prompt_tokens: int = 0
     most_output_tokens: int | None = None
-    """None without a bound."""
+    """The bound of the output; None without one."""
 
 
 class _Reservation(NamedTuple):

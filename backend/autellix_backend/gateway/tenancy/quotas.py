@@ -65,11 +65,11 @@ class TenantUsage:
     requests: Bucket | None = None
     tokens: Bucket | None = None
     day: int = -1
-    """Its number since 1970, UTC."""
+    """The number of the day since 1970, UTC."""
     day_tokens: int = 0
     """What is known of all gateways that share a store."""
     unshared_tokens: int = 0
-    """The part of them that the store does not know yet."""
+    """The part of the used tokens that the store does not know yet."""
     reserved_tokens: int = 0
     """The estimates of the calls in flight."""
     output_tokens: float = FIRST_OUTPUT_TOKENS
