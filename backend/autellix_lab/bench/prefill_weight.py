@@ -23,13 +23,13 @@ SHORT_TOKENS, LONG_TOKENS = 40, 1000
 """Lengths of prompts. The long one is about what the demo's calls miss in a full cache."""
 STEPS = 12
 """Tokens of the third call after its first: they take about as long as the long prompt."""
-THREES, LEAST_THREES = 30, 8
+THREES, LEAST_THREES = 30, 3
 FIRST_THREES = 2
 """Not counted: the batch is not full."""
 ANSWER_TOKENS = 60
 """Of a call in the batch. They are short, so that they fit into a scarce KV memory."""
 STEPS_OF_THREE = 30
-"""At most, with those that pass between two calls of the probe."""
+"""About, with those that pass between two calls of the probe."""
 
 
 def probe_programs(slots: int) -> list[ProgramTrace]:
