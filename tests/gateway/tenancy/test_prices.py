@@ -13,6 +13,7 @@ from tests.gateway.usage import check_usage
 from tests.raw_engine import OK, STREAM, chunk, whole
 
 from autellix_backend.gateway.calls.dialects import DIALECTS
+from autellix_backend.observe.settled_call import SettledCall
 from autellix_backend.settings import TenantLimits
 
 CHAT, RESPONSES, MESSAGES, EMBEDDINGS = (
@@ -126,6 +127,17 @@ async def test_a_burst_does_not_overdraw_the_day(serve: Any) -> None:
         await rig.settled()
     assert set(statuses) == {200, 429}
     assert sum(call.price_tokens for call in settled) <= 100 + STATED
+
+
+async def test_short_answers_make_no_room_for_a_burst_of_long_ones(serve: Any) -> None:
+    settled: list[SettledCall] = []
+    limits = TenantLimits(day_tokens=3000)
+    async with serve(FakeBehaviour(output_tokens=400), limits=limits) as rig:
+        rig.app.state.gateway.registry.subscribe(on_settled=settled.append)
+        for _ in range(20):
+            await rig.chat(max_tokens=1)
+        await asyncio.gather(*(rig.chat(max_tokens=400) for _ in range(50)))
+    assert sum(call.price_tokens for call in settled) < 2 * 3000
 
 
 async def test_long_texts_of_a_tenant_reach_tokenizers_one_by_one(serve: Any, wait_until: Any) -> None:

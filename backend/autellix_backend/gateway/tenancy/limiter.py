@@ -157,20 +157,44 @@ class Limiter:
         usage = self._tenants.get(tenant)
         return 0 if usage is None else usage.call_bytes
 
-    def charge(self, call_key: str, now: float, *, tokens: int = 0, is_refunded: bool = False) -> None:
+    def charge(
+        self,
+        call_key: str,
+        now: float,
+        *,
+        tokens: int = 0,
+        output_tokens: int | None = None,
+        is_refunded: bool = False,
+    ) -> None:
         """Release an ended call and charge it to its tenant and program; it may be unknown.
 
-        A refunded call does not count among its tenant's requests.
+        Args:
+            call_key: The call's.
+            now: The time on the calls' clock.
+            tokens: What it costs.
+            output_tokens: The output among them, if that is known.
+            is_refunded: Whether it does not count among its tenant's requests.
         """
         if (reservation := self._reservations.get(call_key)) is not None:
             if reservation.program_id is not None:
                 self._programs[reservation.program_id].is_in_table = True
+            demand = reservation.demand
+            if tokens and demand.most_output_tokens != 0:
+                output = max(0, tokens - demand.prompt_tokens) if output_tokens is None else output_tokens
+                reservation.tenant.observe_output(output, demand.most_output_tokens)
             self._release(call_key, now, tokens=tokens, is_refunded=is_refunded)
 
     def on_call_settled(self, settled: SettledCall) -> None:
         """Charge a call that was admitted by limits."""
         tokens, is_refunded = charge_of(settled)
-        self.charge(settled.start.key, settled.settled_s, tokens=tokens, is_refunded=is_refunded)
+        usage = settled.engine_usage
+        self.charge(
+            settled.start.key,
+            settled.settled_s,
+            tokens=tokens,
+            output_tokens=None if usage is None else usage.output_tokens,
+            is_refunded=is_refunded,
+        )
 
     def on_program_ended(self, program_id: str) -> None:
         """Drop a program; the id may be unknown."""
@@ -187,8 +211,6 @@ class Limiter:
         usage.calls -= 1
         usage.call_bytes -= demand.body_bytes
         usage.reserved_tokens -= reservation.tokens
-        if tokens:
-            usage.observe_output(max(0, tokens - demand.prompt_tokens), demand.most_output_tokens)
         self._advance(usage, reservation.limits, now)
         if is_refunded and usage.requests is not None:
             # A bucket that has been refilled since already holds the request.
