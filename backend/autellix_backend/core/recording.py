@@ -44,7 +44,8 @@ ASKED = "?"
 """Stands for a function among the arguments."""
 RAISED = "raised"
 """The decision of an event that raised an error."""
-_FILLS_KEPT = 1 << 16
+_ANSWERS_KEPT = 1 << 14
+_encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
 def decision_of(machine: Machine, event: str, arguments: tuple[Any, ...], result: Any) -> Any:
@@ -109,7 +110,8 @@ class MachineRecorder:
         self._write = write
         self._secret = secret
         self._about = about
-        self._plain = Plain(self._hash)
+        # The same few names come in every step.
+        self._plain = Plain(lru_cache(maxsize=_ANSWERS_KEPT)(self._hash))
         self._answers: list[Any] | None = None
         """What the machine was answered in the present event; None outside of events."""
 
@@ -123,7 +125,7 @@ class MachineRecorder:
         return machine
 
     def _recorded_fill(self, fill: KvFill) -> KvFill:
-        @lru_cache(maxsize=_FILLS_KEPT)
+        @lru_cache(maxsize=_ANSWERS_KEPT)
         def filled(tokens: int, counted: int) -> int:
             answer = fill(tokens, counted)
             self._write_line([FILL, tokens, counted, answer])
@@ -171,4 +173,4 @@ class MachineRecorder:
         return hashlib.blake2b(name.encode(), key=self._secret, digest_size=6).hexdigest()
 
     def _write_line(self, line: Any) -> None:
-        self._write(json.dumps(line, separators=(",", ":")).encode() + b"\n")
+        self._write(_encode(line).encode() + b"\n")

@@ -172,7 +172,10 @@ class _Player:
     def play(self, event: str, arguments: list[Any], options: dict[str, Any], answers: list[Any]) -> Any:
         """Return the machine's decision, in plain values; that of an event which raises is RAISED."""
         self._answers, method = deque(answers), self._method(event)
-        given = tuple(self._argument(event, each) for each in arguments)
+        try:
+            given = tuple(self._argument(event, each) for each in arguments)
+        except (TypeError, ValueError, KeyError) as error:
+            raise RecordError(f"an event {event!r} does not fit this version: {error}") from error
         heard = {name: self._answer if each == ASKED else each for name, each in options.items()}
         try:
             result = method(*given, **heard)

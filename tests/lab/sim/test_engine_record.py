@@ -146,6 +146,12 @@ def test_a_line_that_is_no_event_is_refused(line: bytes) -> None:
         replay([first, line])
 
 
+def test_a_hint_of_another_version_is_refused() -> None:
+    lines = [line.replace(b'"return_s"', b'"return_of_tomorrow_s"') for line in record_of()]
+    with pytest.raises(RecordError, match="does not fit this version"):
+        replay(lines)
+
+
 def test_a_file_that_was_not_closed_is_read_to_its_last_whole_line(tmp_path: Path) -> None:
     path, lines = tmp_path / "engine.jsonl.gz", record_of()
     path.write_bytes(gzip.compress(b"".join(lines))[:-2000])
