@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.gateway.conftest import HELLO
 
-from autellix_backend.gateway.classes import LEAST_PROGRAMS, ProgramClasses, class_id
+from autellix_backend.identity.classes import LEAST_PROGRAMS, ProgramClasses, class_id
 from autellix_backend.stores.base import CallStart, ProgramEnd
 
 

@@ -19,7 +19,7 @@ from tests.serving import listening
 from tests.waiting import until
 
 from autellix_backend.assembly import create_app
-from autellix_backend.gateway.classes import LEAST_PROGRAMS
+from autellix_backend.identity.classes import LEAST_PROGRAMS
 from autellix_backend.settings import GatewaySettings, Settings, StoreSettings, TenantLimits
 
 IDS = {"X-Autellix-Program-ID": "shared", "X-Autellix-Session-ID": "s"}

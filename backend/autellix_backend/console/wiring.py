@@ -13,9 +13,10 @@ from autellix_backend.console.explain.overview import overview_of
 from autellix_backend.console.explain.recent_load import PERIOD_S, RecentLoad
 from autellix_backend.console.history.groups import ProgramGroups
 from autellix_backend.console.history.history import PastProgram, ProgramHistory
+from autellix_backend.console.turns import AnswerTurns
 from autellix_backend.engines.supervisor import EngineChange
-from autellix_backend.gateway.fairness import AnswerTurns
-from autellix_backend.gateway.wiring import Gateway, repeating
+from autellix_backend.gateway.wiring import Gateway
+from autellix_backend.repeating import repeating
 
 STRAGGLER_PERIOD_S = 1.0
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
 from autellix_backend.core.balance import make_balancer
@@ -16,7 +15,6 @@ from autellix_backend.engines.supervisor import EngineChange, EngineState
 from autellix_backend.gateway.calls.outbound import EngineArguments
 from autellix_backend.gateway.calls.registry import CallRegistry
 from autellix_backend.gateway.calls.router import Router
-from autellix_backend.gateway.classes import ProgramClasses
 from autellix_backend.gateway.engines.handle import EngineHandle
 from autellix_backend.gateway.engines.models import ModelLists
 from autellix_backend.gateway.engines.pool import EnginePool
@@ -27,12 +25,14 @@ from autellix_backend.gateway.tenancy.intake import MAX_INCOMING_BYTES, Intake
 from autellix_backend.gateway.tenancy.limiter import Limiter
 from autellix_backend.gateway.tenancy.open_sessions import OpenSessions
 from autellix_backend.gateway.tenancy.tenants import Tenants
+from autellix_backend.identity.classes import ProgramClasses
 from autellix_backend.identity.identity import IdentityResolver
 from autellix_backend.observe.call_log import CallLog
 from autellix_backend.observe.genai_metrics import make_genai_metrics
 from autellix_backend.observe.metrics import GatewayMetrics
 from autellix_backend.observe.operator_log import AuditLog, FailureLog
 from autellix_backend.observe.tracing import make_tracer
+from autellix_backend.repeating import repeating
 from autellix_backend.settings import Settings, TenantLimits
 from autellix_backend.stores.base import ProgramEnd, ProgramStore
 from autellix_backend.stores.factory import make_store
@@ -40,8 +40,6 @@ from autellix_backend.stores.factory import make_store
 REAP_PERIOD_S = 1.0
 CLOSE_TIMEOUT_S = 5.0
 """How long the end waits for the disk of the call log."""
-
-logger = logging.getLogger(__name__)
 
 
 class Gateway:
@@ -209,25 +207,3 @@ class Gateway:
             is_up=change.state is EngineState.UP,
             is_restarting=change.state is EngineState.RESTARTING,
         )
-
-
-@asynccontextmanager
-async def repeating(period_s: float, act: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
-    """Act once in each period while inside; a failed act is logged and does not end the others."""
-
-    async def repeat() -> None:
-        while True:
-            await asyncio.sleep(period_s)
-            try:
-                await act()
-            except Exception:
-                # A task's boundary: one failed round must not end the others.
-                logger.exception("a task of the gateway failed")
-
-    task = asyncio.create_task(repeat())
-    try:
-        yield
-    finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task

@@ -18,10 +18,10 @@ from tests.waiting import until
 from autellix_backend.core.statistics import PRIOR_SPREAD
 from autellix_backend.engines.remote import RemoteEngine
 from autellix_backend.gateway.calls.exchange import pause_after
-from autellix_backend.gateway.classes import LEAST_PROGRAMS
 from autellix_backend.gateway.engines.upstream import AT_ONCE_S, EngineResetError, Upstream
 from autellix_backend.gateway.errors import EngineAnswerError, EngineUnavailableError
 from autellix_backend.gateway.tenancy.intake import LONG_BODY_BYTES
+from autellix_backend.identity.classes import LEAST_PROGRAMS
 from autellix_backend.observe.metrics import GatewayMetrics
 from autellix_backend.settings import Settings
 

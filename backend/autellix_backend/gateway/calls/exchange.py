@@ -67,7 +67,7 @@ class CallEndpoint:
             GatewayError: if the call fails before its answer has begun.
             ClientGoneError: if the client leaves before the end of its request.
         """
-        with self.intake.hold(self.tenants.of(scope)) as hold:
+        with self.intake.hold(self.tenants.only or self.tenants.of(scope)) as hold:
             request = await self.reception.receive(self.dialect, scope, receive, hold)
             assigned = self.router.assign(request)
         # From here on the body counts as part of its call.
@@ -234,9 +234,12 @@ class Exchange:
         self._repeat()
         return True
 
-    def _blame(self, doubted: EngineHandle, problem: str) -> None:
-        """Note the fault of an engine, as another one answers the call."""
-        doubted.refusals.on_fault(self.call.caller, problem)
+    def _note_answer(self, handle: EngineHandle) -> None:
+        """Note that an engine answers the call."""
+        handle.refusals.on_answered(self.call.caller)
+        if self.doubted is not None:
+            doubted, problem = self.doubted
+            doubted.refusals.on_fault(self.call.caller, problem)
 
     def _note_error(self, error: GatewayError) -> None:
         """Note why the call fails, and an answer that could not be used."""
@@ -282,9 +285,7 @@ class Exchange:
             raise handle.upstream.bad_answer("did not answer with a JSON object")
         if response.content_type == "text/html":
             raise handle.upstream.bad_answer(f"answered with a web page: {words_of(content)}")
-        handle.refusals.on_answered(self.call.caller)
-        if self.doubted is not None:
-            self._blame(*self.doubted)
+        self._note_answer(handle)
         if self.call.marked_id:
             # Its arguments are none of the client's business.
             key = self.call.engine_key.rpartition("~")[2]
@@ -338,9 +339,7 @@ class Exchange:
                 if self._is_repeated_after(handle, response, status, stream.error_data):
                     return False
             elif events and not reply.has_content:
-                handle.refusals.on_answered(self.call.caller)
-                if self.doubted is not None:
-                    self._blame(*self.doubted)
+                self._note_answer(handle)
             if events:
                 await reply.begin_stream(response)
                 await reply.send_part(events)

@@ -20,9 +20,9 @@ from autellix_backend.core.policies import make_policy
 from autellix_backend.engines.base import EngineKind
 from autellix_backend.gateway.calls.body import XARGS, CallBody
 from autellix_backend.gateway.calls.call import GatewayCall
-from autellix_backend.gateway.classes import ProgramClasses
 from autellix_backend.gateway.engines.upstream import REQUEST_ID_HEADER, request_headers
 from autellix_backend.identity.aliases import ALIASES
+from autellix_backend.identity.classes import ProgramClasses
 from autellix_backend.raw_json import MAX_SCALAR_BYTES, decoded_or
 from autellix_backend.reports.call_arguments import Arguments, CallIdentity, call_arguments
 from autellix_backend.reports.request_ids import marked_id

@@ -26,9 +26,9 @@ from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.policies import make_policy
 from autellix_backend.gateway.calls.call import Assigned, GatewayCall, ReceivedCall
 from autellix_backend.gateway.calls.settlement import answer_source, settle
-from autellix_backend.gateway.classes import ProgramClasses, class_id
 from autellix_backend.gateway.errors import ForeignProgramError
 from autellix_backend.gateway.tenancy.limiter import Limiter
+from autellix_backend.identity.classes import ProgramClasses, class_id
 from autellix_backend.identity.program_class import program_class
 from autellix_backend.observe.metrics import GatewayMetrics
 from autellix_backend.observe.settled_call import Outcome, SettledCall, Usage

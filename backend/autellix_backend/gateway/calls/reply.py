@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
+import msgspec
 from aiohttp import ClientResponse
 from msgspec import Raw
 from starlette.types import Send
@@ -32,8 +32,7 @@ BLANK = b"\n\n"
 _WAITING_HEAD = ((b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"))
 
 
-@dataclass(slots=True, eq=False)
-class Reply:
+class Reply(msgspec.Struct, eq=False):
     """The response to one call; its engine's first bytes free the call's share of the engine's bounds."""
 
     registry: CallRegistry

@@ -30,7 +30,7 @@ class ModelLists:
     """Keeps the lists of a pool's engines up to date."""
 
     def __init__(self, pool: EnginePool, api_key: str | None, clock: Callable[[], float]) -> None:
-        self._pool = pool
+        self.pool = pool
         self._authorization = None if api_key is None else f"Bearer {api_key}"
         self._clock = clock
         self._read_at_s = float("-inf")
@@ -58,12 +58,12 @@ class ModelLists:
         Raises:
             UnknownModelError: if no engine lists it, and they do not all serve the same.
         """
-        if len(self._pool.handles) < 2 or self._pool.serving(model):
+        if len(self.pool.handles) < 2 or self.pool.serving(model):
             return
         if self._clock() - self._read_at_s >= LEAST_AGE_S:
             await self.read()
-        if not self._pool.serving(model):
-            raise UnknownModelError(model, sorted(self._pool.models))
+        if not self.pool.serving(model):
+            raise UnknownModelError(model, sorted(self.pool.models))
 
     async def read(self) -> None:
         """Read the lists of all engines that are up; calls that ask meanwhile share one reading."""
@@ -72,14 +72,14 @@ class ModelLists:
         await asyncio.shield(self._reading)
 
     async def _read(self) -> None:
-        handles = [handle for handle in self._pool if handle.supervisor.is_up]
-        if len(self._pool) > 1:
+        handles = [handle for handle in self.pool if handle.supervisor.is_up]
+        if len(self.pool) > 1:
             lists = await asyncio.gather(*(self._list_of(handle.engine) for handle in handles))
             for handle, models in zip(handles, lists, strict=True):
                 # An engine that did not answer has what it had.
                 handle.models = models or handle.models
         self._read_at_s = self._clock()
-        self._pool.regroup()
+        self.pool.regroup()
 
     async def _list_of(self, engine: Engine) -> Mapping[str, object]:
         if not engine.base_url:

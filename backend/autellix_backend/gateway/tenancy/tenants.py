@@ -95,19 +95,20 @@ class Tenants:
             today: The date, UTC.
         """
         self._keys = keys
-        self._only_tenant = only_tenant
+        self.only = only_tenant
+        """The tenant of every request; None where requests need a key."""
         self._read = read
         self._today = today
 
     @property
     def has_keys(self) -> bool:
         """Whether requests need an API key."""
-        return self._only_tenant is None
+        return self.only is None
 
     @property
     def with_day_budgets(self) -> set[str]:
         """The names of the tenants that have a budget for the day."""
-        only = [] if self._only_tenant is None else [self._only_tenant]
+        only = [] if self.only is None else [self.only]
         tenants = (*only, *self._keys.values())
         return {tenant.name for tenant in tenants if tenant.limits.day_tokens is not None}
 
@@ -126,8 +127,8 @@ class Tenants:
         Raises:
             InvalidKeyError: if the key is missing, unknown or has ended.
         """
-        if self._only_tenant is not None:
-            return self._only_tenant
+        if self.only is not None:
+            return self.only
         key = presented_key(headers)
         if key is None:
             raise InvalidKeyError("is missing")
@@ -150,8 +151,8 @@ class Tenants:
 
     def of(self, scope: Mapping[str, Any]) -> Tenant:
         """Return the tenant of an authenticated request."""
-        if self._only_tenant is not None:
-            return self._only_tenant
+        if self.only is not None:
+            return self.only
         tenant: Tenant = scope[_SCOPE_KEY]
         return tenant
 
