@@ -78,7 +78,6 @@ MAX_BURST = 3.0
 PARTS = (
     "make_room",
     "decisions.decide",
-    "load_ahead",
     "on_scheduled",
     "charge",
     "report",

@@ -249,7 +249,6 @@ def host_tier(_costs: Path | None) -> Study:
             "fcfs, host": case(host, "fcfs"),
             "default": case(model, "boost"),
             "default, host": case(host, "boost"),
-            "default, host, loads in turn": case(replace(host, loads_ahead=False), "boost"),
             "boost without admission, host": case(host, "boost", admission="none"),
         }
         return Group(cases=cases, gap_s=gap_s, count_factor=0.6 if gap_s else 1.0)

@@ -637,14 +637,6 @@ def _hold_back(generator: random.Random) -> dict[str, Any]:
         assert len(queue) == len(items) == len(list(queue))
     assert all(item in queue for item in items)
     assert list(queue) == [*visible, *sorted(set(items) & held_back)]
-    shown = visible[1:3]
-    queue.offer([*shown, *held_back])
-    assert (bool(queue), len(queue)) == (bool(shown), len(items))
-    assert [queue.pop_request() for _ in shown] == shown
-    assert not queue
-    queue.prepend_requests(shown)
-    queue.offer(None)
-    assert list(queue) == [*visible, *sorted(set(items) & held_back)]
     held_back.clear()
     queue.release(lambda _: Rank(0), items)
     assert list(queue) == items

@@ -173,12 +173,3 @@ def test_programs_that_were_not_active_load_their_contexts(engine_worker: Any, i
     run = run_admitting(engine_worker, is_async=is_async)
     assert run["held_back"] > 5
     assert run["swap"]["jobs.load"] > 5
-
-
-@pytest.mark.parametrize("is_async", [False, True])
-def test_admitted_requests_load_ahead_of_their_slots(engine_worker: Any, is_async: bool) -> None:
-    """With more active programs than slots, contexts are back before a slot is."""
-    calls = make_conversations(programs=12)
-    run = run_admitting(engine_worker, calls=calls, max_num_seqs=1, kv_blocks=24, is_async=is_async)
-    assert run["swap"]["loads_ahead"] > 3
-    assert run["swap"]["loads_ahead"] <= run["swap"]["jobs.load"]

@@ -87,7 +87,7 @@ class StepDecisions:
         changed = self._machine.review(now, self._step, self._engine.tokens_of)
         for request_id in changed:
             self._reposition(request_id)
-        self._host_tier.on_reviewed(changed)
+        self._host_tier.on_reviewed()
         for hashes in self._tracker.take_to_keep():
             self._blocks.keep(hashes)
 

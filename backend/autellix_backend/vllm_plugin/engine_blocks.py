@@ -11,7 +11,6 @@ from typing import Any
 from vllm.v1.kv_cache_interface import (
     CircularBufferSpec,
     CrossAttentionSpec,
-    FullAttentionSpec,
     HiSparseHotSpec,
 )
 from vllm.v1.request import Request, RequestStatus
@@ -129,13 +128,6 @@ class EngineBlocks:
     def is_caching(self) -> bool:
         """Whether the contexts of finished requests stay in KV memory."""
         return bool(self._manager.enable_caching)
-
-    @property
-    def loads_whole_contexts(self) -> bool:
-        """Whether vLLM loads all that is found: with one group of layers it never drops a part of it."""
-        groups = self._manager.kv_cache_config.kv_cache_groups
-        has_replay = getattr(self._scheduler, "prefix_replay_tokens", 0)
-        return len(groups) == 1 and isinstance(groups[0].kv_cache_spec, FullAttentionSpec) and not has_replay
 
     @property
     def is_short(self) -> bool:

@@ -66,11 +66,6 @@ class SchedulerState:
         is_waiting = request.status in _READY_STATUSES
         return (is_waiting or is_loaded or _has_awaited_grammar(request)) and not has_stale
 
-    def may_load(self, request: Request) -> bool:
-        """Whether vLLM would look for a waiting request's context in host memory."""
-        is_new = request.status in _READY_STATUSES and not request.num_computed_tokens
-        return is_new and self.is_ready(request) and not request.skip_reading_prefix_cache
-
     def tokens_of(self, request_id: str) -> int:
         """Return the present length of a request's context."""
         return int(self._scheduler.requests[request_id].num_tokens)
@@ -160,25 +155,6 @@ class SchedulerState:
         # Paused streaming sessions keep a slot of the model runner.
         paused = getattr(scheduler, "num_waiting_for_streaming_input", 0)
         return int(limit) - len(scheduler.running) - int(paused)
-
-    @contextmanager
-    def offering(self, requests: Sequence[Request]) -> Iterator[None]:
-        """Offer vLLM these waiting requests alone, in a step in which all slots are taken.
-
-        It must not be able to admit any, since they come on top of its slots: it may only start their loads.
-        """
-        scheduler = self._scheduler
-        name = "max_num_active_reqs" if hasattr(scheduler, "max_num_active_reqs") else "max_num_running_reqs"
-        limit = getattr(scheduler, name)
-        setattr(scheduler, name, limit + 1 - self.free_slots)
-        self.order.offer(requests)
-        try:
-            yield
-        finally:
-            setattr(scheduler, name, limit)
-            self.order.offer(None)
-            # No slot waits for these blocks.
-            self.blocks.take_refused()
 
     def preempt(self, request: Request, now: float) -> None:
         """Preempt a running request outside vLLM's own loop, as `reset_prefix_cache` does."""

@@ -82,7 +82,7 @@ class SchedulerPlugin:
         """The facts for the gateways that connect to the engine."""
         connector = getattr(scheduler, "connector", None)
         self.prices = PreemptionPrices(connector, machine, scheduler.block_size)
-        self.host_tier = HostTier(connector, self.engine, self.tracker)
+        self.host_tier = HostTier(connector, self.tracker)
         self.decisions = StepDecisions(self.engine, self.tracker, self.prices, self.host_tier)
         self._reporter = SnapshotReporter(self.tracker, self.facts.rank)
         self._steps = StepTimes()
@@ -129,7 +129,7 @@ class SchedulerPlugin:
             is_prefilled=bool((request.kv_transfer_params or {}).get("do_remote_prefill")),
         )
         self._rank(request)
-        self.host_tier.on_reviewed((request.request_id,))
+        self.host_tier.on_reviewed()
 
     def prepare_step(self, now: float, *, is_throttled: bool) -> None:
         """Decide about a step; what this changes in vLLM for the step alone is in `undoing`."""
@@ -137,8 +137,6 @@ class SchedulerPlugin:
         self.put_worst_last()
         if self._has_cap:
             self.lift_cap()
-        if self.host_tier.has_requests:
-            self.load_ahead(is_throttled=is_throttled)
 
     def make_room(self, now: float, *, is_throttled: bool = False) -> None:
         """Preempt the requests whose slots or blocks others should have, unless vLLM begins no prefill."""
@@ -161,11 +159,6 @@ class SchedulerPlugin:
         """While all others are held back, let a request prefill without vLLM's cap."""
         if self.engine.is_alone:
             self.undoing.enter_context(self.engine.prefilling_alone())
-
-    def load_ahead(self, *, is_throttled: bool) -> None:
-        """Let vLLM start loads from host memory, unless it begins no prefill."""
-        if not self.engine.holds_prefills(is_throttled=is_throttled):
-            self.undoing.enter_context(self.host_tier.loading_ahead(self.host_tier.to_load()))
 
     def on_scheduled(self, output: SchedulerOutput, started_s: float) -> None:
         """Note a scheduled step, and start the calls that got a slot in it."""

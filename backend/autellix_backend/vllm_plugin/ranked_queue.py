@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left, insort
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -89,8 +89,6 @@ class RankedRequestQueue(RequestQueue):
         self._queued: dict[Request, tuple[Hashable, _Queued]] = {}
         self._held_back: dict[Request, int] = {}
         """The number of their entry."""
-        self._offered: list[Request] | None = None
-        """The only requests that vLLM may take, the next one last; None if it may take all."""
         self._peeked: Request | None = None
         """What vLLM has looked at, until the queue changes."""
         self._numbers = count(1)
@@ -123,8 +121,6 @@ class RankedRequestQueue(RequestQueue):
     def pop_request(self) -> Request:
         """Remove and return the first request."""
         request = self.first() if self._peeked is None else self._peeked
-        if self._offered is not None:
-            self._offered.pop()
         self.remove_request(request)
         return request
 
@@ -136,9 +132,6 @@ class RankedRequestQueue(RequestQueue):
 
     def first(self) -> Request:
         """Return the first request as `peek_request` does, but for our own use."""
-        if self._offered is not None:
-            # IndexError as well.
-            return self._offered[-1]
         heads = [(work_class, self._head(heap)) for work_class, heap in self._heaps.items()]
         found = [(head, work_class) for work_class, head in heads if head is not None]
         if len(found) < len(heads):
@@ -183,11 +176,6 @@ class RankedRequestQueue(RequestQueue):
             found.base = base
             self._place(found, work_class)
 
-    def offer(self, requests: Sequence[Request] | None) -> None:
-        """Let vLLM see only these of the queued requests, in this order; with None, all again."""
-        self._peeked = None
-        self._offered = None if requests is None else [r for r in reversed(requests) if r in self._queued]
-
     def release(self, rank_of: Callable[[Request], Rank], requests: Iterable[Request]) -> None:
         """Order by other ranks from now on, and ask again which requests are held back.
 
@@ -196,7 +184,7 @@ class RankedRequestQueue(RequestQueue):
             requests: All that are queued, those of one rank in their order; others may be among them.
         """
         self._rank_of, self._on_look = rank_of, lambda: None
-        self._offered = self._peeked = None
+        self._peeked = None
         for request in requests:
             if request in self:
                 self.add_request(request)
@@ -243,7 +231,7 @@ class RankedRequestQueue(RequestQueue):
         return request in self._queued or request in self._held_back
 
     def __bool__(self) -> bool:
-        return bool(self._queued if self._offered is None else self._offered)
+        return bool(self._queued)
 
     def __len__(self) -> int:
         return len(self._queued) + len(self._held_back)

@@ -8,7 +8,7 @@ nobody computes them (vLLM issue 57580).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from operator import attrgetter
 from typing import Any
 
@@ -128,11 +128,6 @@ class RequestOrder:
         fault, self.fault = self.fault, None
         if fault is not None:
             raise fault
-
-    def offer(self, requests: Sequence[Request] | None) -> None:
-        """Let vLLM see these waiting requests alone; with None, all again."""
-        for queue in self._queues:
-            queue.offer(requests)
 
     @property
     def has_visible(self) -> bool:

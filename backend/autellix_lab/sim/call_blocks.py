@@ -65,10 +65,6 @@ class CallBlocks:
         assert self._prices is not None
         return self._prices.preemption_pays(call, now, running=running)
 
-    def has_load(self, call: EngineCall) -> bool:
-        """Whether enter() would load a part of a waiting call's context."""
-        return self._tokens_to_load(call, self._cached_tokens(call, self._segment_for(call))) > 0
-
     def load_of(self, program_id: str, tokens: int) -> tuple[float, float]:
         """Return the share of an idle program's context that would be loaded, and the seconds of that."""
         assert self.host is not None

@@ -69,8 +69,7 @@ class SimEngine:
         self.busy_s = 0.0
         self.swap_s = 0.0
         self.preemptions = 0
-        goes_ahead = model.loads_ahead and self.machine.admission.memory is not None
-        self.loads = HostLoads(self.machine, self.blocks, goes_ahead=goes_ahead)
+        self.loads = HostLoads(self.machine, self.blocks)
         self._victims = VictimSelector(
             self.machine, self.batch, self.blocks, self.calls, self.loads.calls, model
         )
@@ -221,7 +220,6 @@ class SimEngine:
                 now,
             )
             self._changed("arrive", call, now)
-            self.loads.on_admission(call)
         self._arrivals.clear()
 
     def _advance_idle(self, now: float) -> None:
@@ -295,7 +293,6 @@ class SimEngine:
             self._changed(
                 "admit" if self.machine.call(call_id).is_admitted else "withdraw", self.calls[call_id], now
             )
-            self.loads.on_admission(self.calls[call_id])
         if self.blocks.host is not None:
             self.blocks.host.keep(self.machine.admission.take_stored())
         for program_id in self.machine.admission.take_to_keep():
@@ -400,8 +397,6 @@ class SimEngine:
             self._starts += 1
             self.batch.add(call)
             self._note("start", call, now)
-        if slots <= 0:
-            self.loads.begin_ahead(now, self.blocks.kv.growth(self.batch.steps, 1))
 
     def _next_step(self, now: float) -> Stretch:
         """Return the next step of the batch, as a stretch of one."""

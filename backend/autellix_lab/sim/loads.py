@@ -15,54 +15,26 @@ _rank = attrgetter("rank")
 class HostLoads:
     """The waiting calls whose contexts are being loaded, or were."""
 
-    def __init__(self, machine: Machine, blocks: CallBlocks, *, goes_ahead: bool) -> None:
+    def __init__(self, machine: Machine, blocks: CallBlocks) -> None:
         self.calls: dict[str, EngineCall] = {}
-        self.begun_ahead = 0
-        """Loads that began before their call had a slot."""
         self._machine = machine
         self._blocks = blocks
-        self._goes_ahead = goes_ahead
-        self._unlooked: dict[str, EngineCall] = {}
-        """Waiting calls that were not looked up in host memory since their admission."""
 
     @property
     def next_end_s(self) -> float:
         """The time at which the first load is over."""
         return min(call.ready_s for call in self.calls.values())
 
-    def on_admission(self, call: EngineCall) -> None:
-        """Note whether a call is admitted, after each change."""
-        if self._blocks.host is None or call.state is None:
-            return
-        if call.state.is_admitted:
-            self._unlooked[call.call_id] = call
-        else:
-            self._unlooked.pop(call.call_id, None)
-
     def on_start(self, call: EngineCall) -> None:
         """Note that a call has got a slot."""
         self._machine.unpin(call.call_id)
-        self._unlooked.pop(call.call_id, None)
 
     def begin(self, call: EngineCall, now: float) -> None:
         """Begin the load of a call that has got its blocks."""
         call.ready_s = self._blocks.start_load(call, now)
         self.calls[call.call_id] = call
-        self._unlooked.pop(call.call_id, None)
         # It has blocks, and admission cannot withdraw it.
         self._machine.pin(call.call_id)
-
-    def begin_ahead(self, now: float, reserve: int) -> None:
-        """Begin the loads of admitted calls that wait for a slot, in their order, beside reserved blocks."""
-        if not self._goes_ahead:
-            return
-        for call in sorted(self._unlooked.values(), key=_rank):
-            if call.state is not None and not call.state.is_pinned and self._blocks.has_load(call):
-                if not self._blocks.enter(call, 0, reserve):
-                    break
-                self.begin(call, now)
-                self.begun_ahead += 1
-            self._unlooked.pop(call.call_id, None)
 
     def end(self, now: float, slots: int, budget: int) -> list[EngineCall]:
         """Return the calls whose loads are over and that get a slot, within a budget of prefill tokens."""

@@ -60,8 +60,6 @@ class EngineModel:
     """
     host_blocks: int | None = None
     """KV blocks of host memory, with `host`; None is unbounded."""
-    loads_ahead: bool = True
-    """Whether the load of an admitted call begins before it has a slot, as under working-set admission."""
     swap: str = "bulk"
     """How blocks move: one copy for each, or gathered into one transfer (section 4.2.2)."""
     swap_block_s: float = 0.0

@@ -61,8 +61,6 @@ class EngineTotals:
     """Of one call each, to host memory or back."""
     swapped_blocks: int
     evicted_blocks: int
-    loads_ahead: int
-    """Loads that began before their call had a slot."""
 
 
 @dataclass(frozen=True, slots=True)

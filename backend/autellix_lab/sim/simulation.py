@@ -496,7 +496,6 @@ def _totals(engine: SimEngine) -> EngineTotals:
         swaps=engine.blocks.swaps,
         swapped_blocks=engine.blocks.swapped_blocks,
         evicted_blocks=engine.blocks.kv.evicted_blocks,
-        loads_ahead=engine.loads.begun_ahead,
     )
 
 

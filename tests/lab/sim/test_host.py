@@ -209,14 +209,6 @@ def test_loads_take_the_place_of_recomputing(policy: str) -> None:
     assert with_host.makespan_s < without.makespan_s
 
 
-def test_loads_begin_ahead_of_slots_with_admission_alone() -> None:
-    """As live; and they can be switched off to be measured."""
-    busy: dict[str, Any] = {"gap_s": 0.05, "max_num_seqs": 1, "resume": "host"}
-    ahead, in_turn = play("boost", **busy), play("boost", **busy, loads_ahead=False)
-    assert ahead.engines[0].loads_ahead > 0
-    assert in_turn.engines[0].loads_ahead == play("fcfs", **busy).engines[0].loads_ahead == 0
-
-
 @pytest.mark.parametrize("gap_s", [0.0, 0.05, 1.0])
 def test_little_host_memory_gives_back_less(gap_s: float) -> None:
     """With room for a few contexts."""

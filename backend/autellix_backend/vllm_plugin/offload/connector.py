@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -66,7 +64,6 @@ class ProgramOffloadingConnector(OffloadingConnector):
         self._token_bytes = _token_bytes(kv_cache_config)
         self._load_requests: dict[int, str] = {}
         self._preempted: set[str] = set()
-        self._without_load: set[str] | None = None
 
     @classmethod
     def get_required_kvcache_layout(cls, vllm_config: VllmConfig) -> str | None:  # noqa: ARG003 - vLLM's
@@ -95,23 +92,19 @@ class ProgramOffloadingConnector(OffloadingConnector):
         self, request: Request, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
         """Return how many tokens to load: those that are stored, unless recomputing them is cheaper."""
-        tokens, is_async = self._match(request, num_computed_tokens)
-        if tokens == 0 and self._without_load is not None:
-            self._without_load.add(request.request_id)
+        tokens, is_async = super().get_num_new_matched_tokens(request, num_computed_tokens)
+        if not tokens:
+            return tokens, is_async
+        if request.request_id in self._preempted:
+            # Its stores are flushed with this step; vLLM takes no load of it before.
             return None, False
-        return tokens, is_async
-
-    @contextmanager
-    def loading_ahead(self) -> Iterator[set[str]]:
-        """Have vLLM pass over the requests that it looks up meanwhile and that have nothing to load.
-
-        It would give them a slot instead, and all are taken. The set receives their ids.
-        """
-        self._without_load = set()
-        try:
-            yield self._without_load
-        finally:
-            self._without_load = None
+        resume = self.manager.guard(
+            lambda: self._resume(request.num_tokens - num_computed_tokens, tokens), None
+        )
+        if resume is None or resume.kind is ResumeKind.LOAD:
+            return tokens, is_async
+        self.manager.tally["recomputed_tokens",] += tokens
+        return 0, False
 
     def load_of(self, program_id: str, tokens: int) -> tuple[float, float]:
         """Return the share of an idle program's context that would be loaded, and the seconds of that."""
@@ -126,21 +119,6 @@ class ProgramOffloadingConnector(OffloadingConnector):
     def _tokens_of(self, chunks: int) -> int:
         groups = self.scheduler.config.kv_group_configs
         return int(chunks // len(groups) * groups[0].tokens_per_chunk)
-
-    def _match(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
-        tokens, is_async = super().get_num_new_matched_tokens(request, num_computed_tokens)
-        if not tokens:
-            return tokens, is_async
-        if request.request_id in self._preempted:
-            # Its stores are flushed with this step; vLLM takes no load of it before.
-            return None, False
-        resume = self.manager.guard(
-            lambda: self._resume(request.num_tokens - num_computed_tokens, tokens), None
-        )
-        if resume is None or resume.kind is ResumeKind.LOAD:
-            return tokens, is_async
-        self.manager.tally["recomputed_tokens",] += tokens
-        return 0, False
 
     def update_state_after_alloc(
         self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int

@@ -21,7 +21,6 @@ _BY_DIRECTION = {
 }
 _PLAIN = {
     "hit_chunks": "Chunks that were found in host memory and loaded.",
-    "loads_ahead": "Loads that began before their requests had a slot.",
     "refused_chunks": "Chunks that were not stored because host memory was full of others in use.",
     "evicted_chunks": "Chunks that made room for others.",
     "recomputed_tokens": "Tokens that host memory had and that were computed again because that is cheaper.",
