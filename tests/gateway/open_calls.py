@@ -34,7 +34,6 @@ def assigned_call(
         identity=identity,
         headers=headers,
         body=parsed,
-        is_anonymous=identity.is_anonymous,
         caller=Caller(identity.program, tenant, parsed.model),
     )
     return Assigned(request=request, handle=cast("EngineHandle", SimpleNamespace(name=engine)))

@@ -38,6 +38,10 @@ class ProgramClasses:
         """
         return program_id not in self._classes or (offers_tools and program_id in self._provisional)
 
+    def of(self, program_id: str) -> str:
+        """Return the id of a live program's class; empty if none is known."""
+        return self._classes.get(program_id, "")
+
     def on_call_begun(self, start: CallStart, *, offers_tools: bool) -> str:
         """Follow a program, with the class that its call states if that decides it; return the class's id."""
         program_id = start.program_id
@@ -46,7 +50,7 @@ class ProgramClasses:
             self._provisional.discard(program_id)
             if not (offers_tools or start.name):
                 self._provisional.add(program_id)
-        return self._classes.get(program_id, "")
+        return self.of(program_id)
 
     def on_program_ended(self, end: ProgramEnd) -> None:
         """Add the size of an ended program to its tenant's; one without a class or work has no size."""

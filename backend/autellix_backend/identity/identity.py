@@ -111,6 +111,24 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
         """Whether the program is this one call, because no trusted name was sent."""
         return self.source in (ANONYMOUS, FOREIGN_TOKEN)
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether nothing said where the call belongs but its process: a program by itself to engines."""
+        return self.implicit is not None and self.implicit.is_loose
+
+    def is_last(self, *, offers_tools: bool) -> bool:
+        """Return whether its program in an engine ends with it, as far as is known before its answer."""
+        return self.is_final or self.is_alone or (self.is_anonymous and not offers_tools)
+
+    def ends_program(self, *, offers_tools: bool, has_tool_calls: bool) -> bool:
+        """Return whether the program ends with the call: what tool calls return comes with another one."""
+        return self.is_final or (self.is_anonymous and not (offers_tools and has_tool_calls))
+
+    def answer_source(self, engine: str, *, calls_tools: bool) -> AnswerSource:
+        """Return where the answer of the call comes from, for the calls that continue it."""
+        implicit = self.implicit and replace(self.implicit, calls_tools=calls_tools)
+        return AnswerSource(self.program, engine, implicit)
+
 
 def read_identity(headers: Mapping[str, str], fields: Fields, new_id: str) -> Identity:
     """Read the identity that a request names, before sub-agents and transcripts are resolved.
@@ -185,8 +203,7 @@ class IdentityResolver:
             self._on_read(identity)
         found = await self._resolve(identity, fields, tenant, offers_tools=offers_tools)
         is_made_up = found.source in _MADE_UP and found.program == scoped(tenant, found.call)
-        is_loose = found.implicit is not None and found.implicit.is_loose
-        return replace(found, is_identified=False) if is_made_up or is_loose else found
+        return replace(found, is_identified=False) if is_made_up or found.is_alone else found
 
     async def _resolve(
         self, identity: Identity, fields: Fields, tenant: str, *, offers_tools: bool

@@ -18,7 +18,7 @@ from autellix_backend.core.hints import NO_HINTS, Hints
 from autellix_backend.core.priority import Priority
 from autellix_backend.reports.request_ids import args_in
 from autellix_wire import engine_args
-from autellix_wire.ids import InvalidIdError, parse_parents
+from autellix_wire.ids import InvalidIdError, format_parents, parse_parents
 
 Arguments = dict[str, str | float]
 
@@ -58,7 +58,7 @@ class CallIdentity(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 def call_arguments(identity: CallIdentity) -> Arguments:
-    """Return the arguments for an identity without parents, which a gateway has looked up.
+    """Return the arguments for an identity; without parents, where a gateway has looked them up.
 
     What is unknown, or the default, is absent.
     """
@@ -71,6 +71,8 @@ def call_arguments(identity: CallIdentity) -> Arguments:
     if arrival.hints is not NO_HINTS:
         for name, value in msgspec.to_builtins(arrival.hints).items():
             args[_HINT_NAMES[name]] = value
+    if arrival.parents is not None:
+        args[engine_args.PARENTS] = format_parents(arrival.parents)
     if not arrival.is_identified:
         args[engine_args.UNIDENTIFIED] = 1
     if identity.is_last:

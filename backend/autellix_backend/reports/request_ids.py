@@ -11,13 +11,19 @@ from collections.abc import Mapping
 
 import msgspec
 
+from autellix_wire import engine_args
+
 MARK = "autellix-"
 _BEAM = re.compile(rf"{MARK}((?:[0-9a-f]{{2}})+)-[0-9a-f]+-beam-\d+")
 
 
 def marked_id(args: Mapping[str, str | float]) -> str:
-    """Return the id for a call of which its engine makes several requests."""
-    return MARK + msgspec.json.encode(args).hex()
+    """Return the id for a call of which its engine makes several requests without its arguments.
+
+    It leaves out what holds for one request only: the end of the program, and the ends of others.
+    """
+    once = (engine_args.LAST, engine_args.ENDED)
+    return MARK + msgspec.json.encode({name: args[name] for name in args if name not in once}).hex()
 
 
 def args_in(request_id: str) -> Mapping[object, object]:

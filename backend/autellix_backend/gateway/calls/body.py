@@ -6,8 +6,6 @@ may block the event loop: see `raw_json`.
 
 from __future__ import annotations
 
-import codecs
-import json
 from collections.abc import Mapping
 
 import msgspec
@@ -15,11 +13,10 @@ from msgspec.structs import replace
 
 from autellix_backend.gateway.calls.dialects import Dialect
 from autellix_backend.gateway.errors import InvalidRequestError
+from autellix_backend.identity.fields import XARGS, asks_for_beams, offers_tools, read_xargs, split_fields
 from autellix_backend.raw_json import (
     JSON_ERRORS,
     MAX_ITEMS,
-    MAX_SCALAR_BYTES,
-    decoded_or,
     first_item_byte,
     items,
     may_have_more,
@@ -28,23 +25,7 @@ from autellix_backend.raw_json import (
 )
 from autellix_backend.settings import TenantLimits
 
-XARGS = "vllm_xargs"
 MAX_MODEL_CHARACTERS = 256
-
-MAX_LENIENT_BYTES = 256 * 1024
-"""The longest body that Python's own parser reads, which takes 2 ms for it."""
-
-
-class _ToolChoice(msgspec.Struct):
-    type: str = ""
-
-
-_FREE = _ToolChoice()
-_FORCED = ("function", "custom", "tool")
-"""Types of a choice of one tool, in chats and responses, and in messages."""
-_choice_decoder = msgspec.json.Decoder(str | _ToolChoice)
-_fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_xargs_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw] | None)
 
 
 class CallBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,7 +57,7 @@ def parse_body(data: bytes, dialect: Dialect) -> CallBody:
     is_streaming = "stream" in fields and scalar(fields["stream"]) is True
     is_beam_search, choice_count = False, 1
     if dialect.has_choices:
-        is_beam_search = "use_beam_search" in fields and bool(scalar(fields["use_beam_search"]))
+        is_beam_search = asks_for_beams(fields)
         # The engine refuses an invalid number.
         choice_count = max(1, whole_number(fields["n"]) or 1) if "n" in fields else 1
     prompt_count = _prompt_count(fields, dialect) if dialect.prompts_fields else 1
@@ -84,49 +65,23 @@ def parse_body(data: bytes, dialect: Dialect) -> CallBody:
     model = scalar(fields.get("model"))
     return CallBody(
         fields=fields,
-        xargs=_xargs(fields[XARGS]) if XARGS in fields else {},
+        xargs=_xargs(fields),
         size_bytes=len(data),
         prompt_count=prompt_count,
         choice_count=choice_count,
         record_count=prompt_count * each,
         model=model[:MAX_MODEL_CHARACTERS] if isinstance(model, str) else None,
         is_streaming=is_streaming,
-        offers_tools="tools" in fields and _offers_tools(fields),
+        offers_tools=offers_tools(fields),
         is_beam_search=is_beam_search,
     )
 
 
 def _split(data: bytes) -> dict[str, msgspec.Raw]:
     try:
-        return _fields_decoder.decode(data.removeprefix(codecs.BOM_UTF8))
+        return split_fields(data)
     except JSON_ERRORS as error:
-        fields = _split_as_vllm(data) if len(data) <= MAX_LENIENT_BYTES else None
-        if fields is None:
-            raise InvalidRequestError(f"the body is not a JSON object: {error}") from error
-        return fields
-
-
-def _split_as_vllm(data: bytes) -> dict[str, msgspec.Raw] | None:
-    """Return the fields as Python's parser, which vLLM has, reads them; None if it cannot.
-
-    It also accepts UTF-16 and UTF-32, and the numbers NaN and Infinity.
-    """
-    try:
-        fields = json.loads(data)
-        if not isinstance(fields, dict):
-            return None
-        # Half a surrogate pair in a name, which Python also reads, could not be sent on.
-        json.dumps([*fields], ensure_ascii=False).encode()
-        return {name: msgspec.Raw(json.dumps(value).encode()) for name, value in fields.items()}
-    except JSON_ERRORS:
-        return None
-
-
-def _offers_tools(fields: Mapping[str, msgspec.Raw]) -> bool:
-    if first_item_byte(fields["tools"]) != b"{":
-        return False
-    choice = decoded_or(_FREE, _choice_decoder, fields.get("tool_choice"), MAX_SCALAR_BYTES)
-    return isinstance(choice, str) or choice.type not in _FORCED
+        raise InvalidRequestError(f"the body is not a JSON object: {error}") from error
 
 
 def bounded(body: CallBody, limits: TenantLimits, dialect: Dialect) -> CallBody:
@@ -156,9 +111,9 @@ def most_output_tokens(body: CallBody, dialect: Dialect) -> int | None:
     return next((most for most in stated if most is not None and most > 0), None)
 
 
-def _xargs(raw: msgspec.Raw) -> dict[str, msgspec.Raw]:
+def _xargs(fields: Mapping[str, msgspec.Raw]) -> dict[str, msgspec.Raw]:
     try:
-        return _xargs_decoder.decode(raw) or {}
+        return read_xargs(fields)
     except JSON_ERRORS as error:
         raise InvalidRequestError(f"{XARGS} is not a JSON object: {error}", param=XARGS) from error
 

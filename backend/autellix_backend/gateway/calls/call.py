@@ -37,8 +37,6 @@ class ReceivedCall(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     headers: Mapping[str, str]
     """Headers by their lower-case names."""
     body: CallBody
-    is_anonymous: bool
-    """Whether its program is this one call, because no trusted name was sent."""
     caller: Caller
     """Whose it is, as far as an engine's faults may depend on that."""
 

@@ -18,11 +18,12 @@ from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.hints import NO_HINTS
 from autellix_backend.core.policies import make_policy
 from autellix_backend.engines.base import EngineKind
-from autellix_backend.gateway.calls.body import XARGS, CallBody
+from autellix_backend.gateway.calls.body import CallBody
 from autellix_backend.gateway.calls.call import GatewayCall
 from autellix_backend.gateway.engines.upstream import REQUEST_ID_HEADER, request_headers
 from autellix_backend.identity.aliases import ALIASES
 from autellix_backend.identity.classes import ProgramClasses
+from autellix_backend.identity.fields import XARGS
 from autellix_backend.raw_json import MAX_SCALAR_BYTES, decoded_or
 from autellix_backend.reports.call_arguments import Arguments, CallIdentity, call_arguments
 from autellix_backend.reports.request_ids import marked_id
@@ -127,7 +128,7 @@ def engine_request(call: GatewayCall, kind: EngineKind, args: Arguments) -> tupl
     content = engine_body(request.body, kind, args, tenant=request.tenant.name, dropped=dropped)
     headers = engine_headers(request.headers, kind, request.identity.program)
     if request.body.is_beam_search and args and kind is EngineKind.VLLM:
-        headers[REQUEST_ID_HEADER] = call.marked_id = _fan_out_id(args)
+        headers[REQUEST_ID_HEADER] = call.marked_id = marked_id(args)
     return headers, content
 
 
@@ -163,15 +164,6 @@ def engine_body(
     if tenant and kind is not EngineKind.OPENAI:
         fields[SALT_FIELD] = _tenant_salt(tenant, body.fields.get(SALT_FIELD))
     return msgspec.json.encode(fields)
-
-
-def _fan_out_id(args: Arguments) -> str:
-    """Return the id of a call whose engine makes requests of it without its arguments.
-
-    It leaves out what holds for one request only: the end of the program, and the ends of others.
-    """
-    once = (engine_args.LAST, engine_args.ENDED)
-    return marked_id({name: value for name, value in args.items() if name not in once})
 
 
 def _allowed_args(xargs: Mapping[str, msgspec.Raw]) -> dict[str, Any]:

@@ -65,6 +65,5 @@ class Reception:
             identity=identity,
             headers=headers,
             body=body,
-            is_anonymous=identity.is_anonymous,
             caller=Caller(identity.program, tenant.name, body.model),
         )

@@ -294,7 +294,7 @@ def make_call(
     """Return a call that begins now; `class_name` is the class of its program."""
     request = assigned.request
     tenant, identity = request.tenant, request.identity
-    is_alone = identity.implicit is not None and identity.implicit.is_loose
+    is_alone = identity.is_alone
     if is_alone:
         inherited = replace(inherited, age_s=0.0, work=0.0)
     arrival = Arrival(
@@ -325,7 +325,7 @@ def make_call(
         began_s=now,
         level=level,
         shown_program=tenant.shown(start.program_id) if tenant.name else start.program_id,
-        is_last=identity.is_final or is_alone or (request.is_anonymous and not request.body.offers_tools),
+        is_last=identity.is_last(offers_tools=request.body.offers_tools),
         rate_headers=rate_headers,
         engine_key=start.key,
     )

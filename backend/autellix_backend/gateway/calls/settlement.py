@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from msgspec.structs import replace
-
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.gateway.calls.call import GatewayCall
 from autellix_backend.gateway.engines.upstream import REQUEST_ID_HEADER
@@ -79,10 +77,7 @@ def make_receipt(call: GatewayCall, outcome: Outcome, scheduler: SchedulerConfig
 
 def answer_source(call: GatewayCall) -> AnswerSource:
     """Return where a call's answer came from, for the calls that continue it."""
-    implicit = call.request.identity.implicit
-    if implicit is not None:
-        implicit = replace(implicit, calls_tools=bool(call.answer.asked_tools))
-    return AnswerSource(call.start.program_id, call.engine, implicit)
+    return call.request.identity.answer_source(call.engine, calls_tools=bool(call.answer.asked_tools))
 
 
 def _answer_ids(call: GatewayCall) -> list[str]:
@@ -155,15 +150,10 @@ def make_end(call: GatewayCall, receipt: Receipt, outcome: Outcome) -> CallEnd:
         prompt_tokens=receipt.prompt_tokens if usage is None else usage.prompt_tokens,
         cached_tokens=receipt.cached_tokens if usage is None else usage.cached_tokens,
         output_tokens=receipt.output_tokens if usage is None else usage.output_tokens,
-        is_final=_ends_program(call),
+        is_final=call.request.identity.ends_program(
+            offers_tools=call.request.body.offers_tools, has_tool_calls=bool(call.answer.tool_calls)
+        ),
     )
-
-
-def _ends_program(call: GatewayCall) -> bool:
-    """Return whether a call's program ends with it: what tool calls return comes with another call."""
-    request = call.request
-    has_tool_calls = request.body.offers_tools and bool(call.answer.tool_calls)
-    return request.identity.is_final or (request.is_anonymous and not has_tool_calls)
 
 
 def make_settled(

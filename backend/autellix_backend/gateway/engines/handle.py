@@ -14,7 +14,6 @@ from autellix_backend.engines.base import Engine
 from autellix_backend.engines.ray_replica import RayReplica
 from autellix_backend.engines.report_client import LinkState, ReportClient
 from autellix_backend.engines.supervisor import EngineChange, EngineState, Supervisor
-from autellix_backend.gateway.engines.ended import EndedPrograms
 from autellix_backend.gateway.engines.in_flight import InFlightBound
 from autellix_backend.gateway.engines.ordering import ArrivalOrdering, make_ordering
 from autellix_backend.gateway.engines.queue import EngineQueue
@@ -26,6 +25,7 @@ from autellix_backend.gateway.errors import OverloadedError
 from autellix_backend.observe.metrics import EngineGauges, GatewayMetrics
 from autellix_backend.observe.operator_log import EventLines
 from autellix_backend.reports.decoding import ReportError
+from autellix_backend.reports.ended import EndedPrograms
 from autellix_backend.reports.report import EngineReport
 from autellix_backend.reports.snapshot import AdmissionSnapshot, EngineSnapshot
 from autellix_backend.settings import Settings

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autellix_backend.gateway.engines.ended import MAX_ENDED, EndedPrograms
+from autellix_backend.reports.ended import MAX_ENDED, EndedPrograms
 
 
 def test_an_end_goes_with_calls_until_the_engine_has_it() -> None:
