@@ -228,7 +228,7 @@ def test_demo_model_prints_its_folder(
     [
         ("list", "did you mean `autellix ps`?"),
         ("engine", "did you mean `autellix engines`?"),
-        ("quite-another", "the commands are serve, config, "),
+        ("quite-another", "the commands are serve, vllm, config, "),
     ],
 )
 def test_an_unknown_command_gets_the_nearest_one_named(

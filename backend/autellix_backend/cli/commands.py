@@ -21,6 +21,11 @@ COMMANDS = {
         "serve a model behind program-aware scheduling",
         "autellix serve Qwen/Qwen3-8B --port 8000 --max-num-seqs 64",
     ),
+    "vllm": Command(
+        "autellix_backend.cli.vllm",
+        "run `vllm serve` with program-aware scheduling inside, and no gateway",
+        "autellix vllm serve Qwen/Qwen3-8B --max-num-seqs 64",
+    ),
     "config": Command(
         "autellix_backend.cli.config",
         "show the settings in force, or check for what `serve` would refuse",
