@@ -21,6 +21,7 @@ class EngineWorker:
 
     def __init__(self, script: Path, model: Path, log_path: Path) -> None:
         self._log_path = log_path
+        paths = filter(None, [str(_HERE.parents[1]), os.environ.get("PYTHONPATH")])
         read_end, write_end = os.pipe()
         with log_path.open("wb") as log:
             self._process = subprocess.Popen(
@@ -29,8 +30,8 @@ class EngineWorker:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 pass_fds=(write_end,),
-                # For what the tests share.
-                env=os.environ | {"PYTHONPATH": str(_HERE.parents[1])},
+                # For what the tests share, on the release of vLLM that is chosen.
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
             )
         os.close(write_end)
         self._replies: IO[str] = os.fdopen(read_end)

@@ -33,6 +33,7 @@ os.environ.update(
 import torch
 from tests.counting import calls_made
 from tests.vllm_plugin.changed_vllm import CHANGES
+from tests.vllm_plugin.whisper_model import write_whisper
 from vllm import SamplingParams
 from vllm.config.diffusion import DiffusionConfig
 from vllm.engine.arg_utils import EngineArgs
@@ -97,16 +98,17 @@ class Engine:
             diffusion: Of a diffusion model.
             options: Of vLLM's engine.
         """
-        config = EngineArgs(
-            model=sys.argv[2],
-            skip_tokenizer_init=True,
-            dtype="float32",
-            max_model_len=MAX_CONTEXT_TOKENS,
-            block_size=BLOCK_TOKENS,
-            max_num_seqs=slots,
-            additional_config={"autellix": {"scheduler": scheduler or {}}},
-            **{"max_num_batched_tokens": 8192} | options,
-        ).create_engine_config()
+        arguments: dict[str, Any] = {
+            "model": sys.argv[2],
+            "skip_tokenizer_init": True,
+            "dtype": "float32",
+            "max_model_len": MAX_CONTEXT_TOKENS,
+            "block_size": BLOCK_TOKENS,
+            "max_num_seqs": slots,
+            "max_num_batched_tokens": 8192,
+            "additional_config": {"autellix": {"scheduler": scheduler or {}}},
+        }
+        config = EngineArgs(**arguments | options).create_engine_config()
         # The CPU platform turns it off.
         config.scheduler_config.async_scheduling = is_async
         config.diffusion_config = diffusion
@@ -476,22 +478,28 @@ def changed_signature() -> dict[str, Any]:
     }
 
 
-def on_trial(*, change: str, is_async: bool) -> dict[str, Any]:
+def _options_of(kind: str) -> dict[str, Any]:
+    """Return vLLM's options for a kind of model: `pooling`, `encoder` (and decoder), or any other."""
+    if kind == "encoder":
+        model = str(write_whisper(Path(sys.argv[2]) / "whisper"))
+        return {"model": model, "skip_tokenizer_init": False, "max_model_len": 448}
+    return {"runner": "pooling", "convert": "embed"} if kind == "pooling" else {}
+
+
+def on_trial(*, change: str, is_async: bool, kind: str = "") -> dict[str, Any]:
     """Make a scheduler on a release that nobody knows, which a change of vLLM's behaviour may have."""
     lines: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    options = _options_of(kind)
     logger = logging.getLogger("vllm.autellix")
-    logger.addHandler(handler)
     with ExitStack() as stack:
-        stack.callback(logger.removeHandler, handler)
-        stack.callback(logger.setLevel, logger.level)
-        logger.setLevel(logging.WARNING)
+        # vLLM 0.33 drops handlers as it makes its first engine.
+        warn = mock.patch.object(logger, "warning", lambda text, *values: lines.append(text % values))
+        stack.enter_context(warn)
         stack.enter_context(mock.patch("vllm.__version__", "0.99.0"))
         if change:
             stack.enter_context(CHANGES[change]())
         started_s = time.process_time()
-        engine = Engine({"policy": "plas"}, is_async=is_async, may_degrade=True)
+        engine = Engine({"policy": "plas"}, is_async=is_async, may_degrade=True, **options)
         took_s = time.process_time() - started_s
     calls = [engine.add(f"call-{number}", 40, 5) for number in range(4)]
     engine.finish()

@@ -124,6 +124,13 @@ def test_a_release_that_nobody_knows_is_tried_out_and_used(scenes: Any, is_async
     }
 
 
+@pytest.mark.parametrize("kind", ["pooling", "encoder"])
+def test_models_that_pool_and_those_with_an_encoder_pass_the_trial(scenes: Any, kind: str) -> None:
+    """Whatever the step's budget of the trial is, an input of the encoder fits into that of the engine."""
+    found = play(scenes, "on_trial", change="", is_async=False, kind=kind)
+    assert (found["is_degraded"], found["finished"]) == (False, 4), found["lines"]
+
+
 @pytest.mark.parametrize("is_async", [False, True])
 @pytest.mark.parametrize(
     ("change", "said"),

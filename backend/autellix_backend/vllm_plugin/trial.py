@@ -81,8 +81,7 @@ def _small(scheduler: Any) -> Any:
         config.scheduler_config,
         max_num_seqs=SLOTS,
         max_num_active_seqs=None,
-        max_num_batched_tokens=STEP_TOKENS,
-        max_num_scheduled_tokens=None,
+        max_num_scheduled_tokens=STEP_TOKENS,
         enable_chunked_prefill=True,
         policy="fcfs",
     )
