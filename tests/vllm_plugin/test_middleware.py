@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import sys
 from collections.abc import Awaitable, Callable, Iterable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from tests.identity.recorded import RECORDED, Sent
+from tests.serving import listening
+from tests.vllm_plugin.import_only_agents import AGENTS, TURNS
 
 from autellix_backend.gateway.calls.dialects import DIALECTS
 from autellix_backend.identity.aliases import PROGRAM_SOURCES
@@ -20,6 +25,7 @@ from autellix_backend.vllm_plugin.middleware import CALL_PATHS, SCHEDULER, Progr
 
 Message = dict[str, Any]
 
+ROOT = Path(__file__).resolve().parents[2]
 CHAT = "/v1/chat/completions"
 USER = {"role": "user", "content": "hello"}
 TOOLS = [{"type": "function", "function": {"name": "search"}}]
@@ -50,8 +56,13 @@ class Vllm:
         self.is_disconnected = False
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "lifespan":
+            for phase in "startup", "shutdown":
+                await receive()
+                await send({"type": f"lifespan.{phase}.complete"})
+            return
         body = b""
-        while scope["type"] == "http":
+        while True:
             message = await receive()
             if message["type"] == "http.disconnect":
                 self.is_disconnected = True
@@ -402,6 +413,23 @@ async def test_agents_of_one_process_are_programs_of_their_own(client: Client) -
 
     programs = [[await step(agent, turn) for agent in range(10)] for turn in range(4)]
     assert programs == [[f"c{agent}.0" for agent in range(10)]] * 4
+
+
+async def test_so_they_are_with_the_real_client_and_their_ends_go_with_the_next_call(vllm: Vllm) -> None:
+    app = ProgramMiddleware(vllm)
+    async with listening(app) as url:
+        agents = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "tests.vllm_plugin.import_only_agents", url, "m"),
+            cwd=ROOT,
+            env={**os.environ, "AUTELLIX_BASE_URL": url},
+            stdout=asyncio.subprocess.PIPE,
+        )
+        output, _ = await agents.communicate()
+    programs = {program: len(seen) for seen in json.loads(output) for program in seen}
+    assert (agents.returncode, list(programs.values())) == (0, [TURNS] * AGENTS)
+    client = Client(vllm)
+    client.app = app
+    assert programs.keys() <= set((await client.call(USER)).ended)
 
 
 async def test_a_call_outside_of_all_programs_ends_its_own(client: Client) -> None:
