@@ -62,17 +62,18 @@ def parse_body(data: bytes, dialect: Dialect) -> CallBody:
         choice_count = max(1, whole_number(fields["n"]) or 1) if "n" in fields else 1
     prompt_count = _prompt_count(fields, dialect) if dialect.prompts_fields else 1
     each = _beam_requests(fields, dialect, choice_count) if is_beam_search else choice_count
+    has_tools = offers_tools(fields)
     model = scalar(fields.get("model"))
     return CallBody(
         fields=fields,
-        xargs=_xargs(fields),
+        xargs=_xargs(fields) if XARGS in fields else {},
         size_bytes=len(data),
         prompt_count=prompt_count,
         choice_count=choice_count,
         record_count=prompt_count * each,
         model=model[:MAX_MODEL_CHARACTERS] if isinstance(model, str) else None,
         is_streaming=is_streaming,
-        offers_tools=offers_tools(fields),
+        offers_tools=has_tools,
         is_beam_search=is_beam_search,
     )
 
