@@ -66,6 +66,7 @@ def settled_call(**fields: Any) -> SettledCall:
         "status": None,
         "reason": None,
         "asked_tools": (),
+        "prefix_break": None,
         "runs": (),
         "prefilled_s": None,
     }

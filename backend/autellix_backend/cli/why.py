@@ -1,4 +1,4 @@
-"""`autellix why [PROGRAM]`: explain why each of a program's calls waits or runs."""
+"""`autellix why [PROGRAM]`: explain why a program's calls wait or run, or what a settled call found."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "program",
         metavar="PROGRAM",
         nargs="?",
-        help="id of the program, the beginning of its id, or its name (default: the one that waits longest)",
+        help="id of the program, the beginning of its id, its name, or the id of one of its settled calls "
+        "(default: the program that waits longest)",
     )
     program.add_argument("--last", action="store_true", help="the program that began last")
     add_remote_options(parser)
@@ -65,6 +66,8 @@ def _find(gateway: RemoteGateway, wanted: str) -> dict[str, Any]:
     found = [row for row in programs if row["program_id"].startswith(wanted) or row["name"] == wanted]
     if len(found) == 1:
         return _why(gateway, found[0]["program_id"])
+    if not found and (call := _settled_call(gateway, wanted)) is not None:
+        return call
     if found:
         problem = (
             f"{len(found)} programs have the name {wanted!r} or an id that begins so; expected the id of one"
@@ -74,6 +77,16 @@ def _find(gateway: RemoteGateway, wanted: str) -> dict[str, Any]:
             f"there is no program {wanted!r}; expected the id, the beginning of an id, or the name of one"
         )
     raise RemoteError("\n  ".join([f"{problem}:", *_candidates(found or programs)]), NOT_FOUND)
+
+
+def _settled_call(gateway: RemoteGateway, call_id: str) -> dict[str, Any] | None:
+    """Return what a settled call found in the prefix cache; None if there is no such call."""
+    try:
+        return gateway.get(f"/calls/{quote(call_id, safe='/')}/why")
+    except RemoteError as error:
+        if error.status != NOT_FOUND:
+            raise
+        return None
 
 
 def _programs(gateway: RemoteGateway) -> list[Row]:
@@ -112,6 +125,9 @@ def _candidates(programs: Sequence[Row]) -> list[str]:
 
 def explanation(why: dict[str, Any]) -> str:
     """Return a gateway's explanation as text for a terminal."""
+    if "call_id" in why:
+        head = f"Call {why['call_id']} of program {why['program_id']} has ended at engine {why['engine']}."
+        return "\n".join([head, *_wrapped(why["text"], "  ")])
     name = shown_name(why)
     name = f" ({name})" if name else ""
     state = "has ended" if why["state"] == "ended" else f"is {why['state_text']}"

@@ -13,6 +13,7 @@ from autellix_backend.core.balance import make_balancer
 from autellix_backend.engines.base import Engine
 from autellix_backend.engines.supervisor import EngineChange, EngineState
 from autellix_backend.gateway.calls.outbound import EngineArguments
+from autellix_backend.gateway.calls.prefix_doctor import PrefixDoctor
 from autellix_backend.gateway.calls.registry import CallRegistry
 from autellix_backend.gateway.calls.router import Router
 from autellix_backend.gateway.engines.handle import EngineHandle
@@ -97,6 +98,9 @@ class Gateway:
         self.genai_metrics = make_genai_metrics(observe.otlp_endpoint, os.environ)
         self.classes = ProgramClasses()
         readers_of_usage = (self.call_log, self.limiter, self.tracer, self.genai_metrics)
+        self.doctor = (
+            PrefixDoctor(metrics, idle_s=gateway.program_idle_s) if gateway.prefix_diagnosis else None
+        )
         self.registry = CallRegistry(
             self.store,
             settings.scheduler,
@@ -107,6 +111,7 @@ class Gateway:
             classes=self.classes,
             # A report has better numbers than the answer, but for a call of several choices.
             wants_usage=any(each is not None for each in readers_of_usage),
+            examine=None if self.doctor is None else self.doctor.examine,
         )
         gateway_id = self.registry.gateway_id
         self.arguments = EngineArguments(settings.scheduler, self.classes, gateway_id, clock=clock)
@@ -177,6 +182,8 @@ class Gateway:
 
     async def _reap(self) -> None:
         self.resolver.expire(self.clock())
+        if self.doctor is not None:
+            self.doctor.expire(self.clock())
         self.sessions.expire(self.clock())
         reaped = await self.store.reap(self.clock())
         await self._share_budgets()

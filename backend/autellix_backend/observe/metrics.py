@@ -26,6 +26,7 @@ TOKEN_BUCKETS_S = (0.001, 0.003, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0
 PROGRAM_BUCKETS_S = (0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0, 10_000.0)
 MAX_MODELS = 32
 MAX_VENDOR_HEADERS = 32
+MAX_CLIENTS = 32
 """Models with series of their own; the number of adapters has no bound."""
 
 _ENGINE_GAUGES = {
@@ -263,6 +264,13 @@ class GatewayMetrics:
             "identity_vendor_sessions", "Calls whose program an unlisted header names.", "header"
         )
         self._vendor_headers = LearnedLabels(MAX_VENDOR_HEADERS)
+        self._prefix_calls = make.counter(
+            "prefix_calls", "Calls whose program had a context to be found.", "client"
+        )
+        self._prefix_breaks = make.counter(
+            "prefix_breaks", "Calls that found less of that than there was, by why.", "kind", "client"
+        )
+        self._clients = LearnedLabels(MAX_CLIENTS)
         self.reaped = make.counter("reaped", "Idle programs and lost sessions removed.", "kind")
         self.engine_up = make.gauge("engine_up", "Whether the engine receives calls.", "engine")
         self.engine_refusing = make.gauge(
@@ -303,6 +311,13 @@ class GatewayMetrics:
             self._vendor_sessions.labels(header).inc()
         for source in (*aliases.malformed, *identity.stated.malformed):
             self._identity_malformed.labels(source).inc()
+
+    def count_prefix(self, client: str, kind: str | None) -> None:
+        """Count a call by the name and version of its client, and why it left its prefix, if it did."""
+        label = self._clients.of(client, is_known=True)
+        self.calls.series(self._prefix_calls, label).inc()
+        if kind is not None:
+            self._prefix_breaks.labels(kind, label).inc()
 
     def set_engine(self, engine: str, *, is_up: bool, is_restarting: bool = False) -> None:
         """Record the new state of an engine."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from dataclasses import dataclass
 
 import msgspec
 
@@ -38,6 +39,20 @@ class Usage(msgspec.Struct, frozen=True):
     """The prompt tokens found in the prefix cache; None if unknown."""
     finish_reasons: tuple[str, ...] = ()
     """Why its choices ended, in the answer's words, if it states that near its usage."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixBreak:
+    """Where a call left the prefix of its program, by the engine's count of what it found."""
+
+    kind: str
+    """One of `identity.outlines.Kind`."""
+    path: str
+    """The place in its body, without content; empty for what is no difference of bodies."""
+    expected_tokens: int
+    """The prompt tokens that should have been found."""
+    found_tokens: int
+    prompt_tokens: int
 
 
 class SettledCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,6 +104,8 @@ class SettledCall(msgspec.Struct, frozen=True, kw_only=True):
     """What it costs: reported, else as its answer states, else estimated."""
     is_final: bool = False
     """Whether its client marked it as the last of its program."""
+    prefix_break: PrefixBreak | None = None
+    """Why it found less of its program's context than there was; None if it found enough, or if unknown."""
     asked_tools: tuple[str, ...] = ()
     """The names of the tools that its answer calls."""
     traceparent: str | None = None

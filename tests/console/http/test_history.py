@@ -74,3 +74,17 @@ async def test_limits_and_unknown_programs_are_told(serve: Any) -> None:
         assert (status, answer["error"]["message"]) == (404, "the history has no program 'nobody'")
         status, answer = await rig.get(PROGRAMS + "/nobody/why")
         assert (status, answer["error"]["message"]) == (404, "there is no program 'nobody'")
+
+
+async def test_a_settled_call_is_explained_by_its_id(serve: Any) -> None:
+    async with serve() as rig:
+        await rig.chat({"X-Autellix-Program-ID": "living", "X-Autellix-Call-ID": "one"})
+        await end(rig, "ended")
+        await rig.settled()
+        status, found = await rig.get("/autellix/v1/calls/one/why")
+        assert (status, found["program_id"], found["prefix_break"]) == (200, "living", None)
+        assert "prefix cache" in found["text"]
+        ended = (await rig.get(HISTORY + "/ended"))[1]["calls"][0]
+        assert (await rig.get(f"/autellix/v1/calls/{ended['call_id']}/why"))[1]["program_id"] == "ended"
+        status, error = await rig.get("/autellix/v1/calls/none/why")
+        assert (status, error["error"]["param"]) == (404, "call_id")

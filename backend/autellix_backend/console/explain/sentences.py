@@ -14,7 +14,9 @@ from autellix_backend.core.priority import Priority
 from autellix_backend.gateway.calls.call import OWN_PREFIX, GatewayCall
 from autellix_backend.gateway.engines.inactive import Inactive
 from autellix_backend.gateway.engines.view import EngineView
+from autellix_backend.identity.outlines import Kind
 from autellix_backend.observe.durations import seconds
+from autellix_backend.observe.settled_call import SettledCall
 from autellix_backend.observe.states import ProgramState
 from autellix_backend.reports.snapshot import BoostSnapshot, CallSnapshot, EngineSnapshot
 from autellix_backend.stores.base import ProgramView
@@ -197,6 +199,45 @@ def stated_text(sources: Sequence[tuple[str, str]]) -> str:
     """Return the names by which a call states its hints, but for those of our own headers."""
     names = [source for _, source in sources if not source.lower().startswith(OWN_PREFIX)]
     return f"This is stated by {', '.join(names)}." if names else ""
+
+
+_BREAKS = {
+    Kind.TOOLS: "the request's tools differ from those of the call before, at `{}`",
+    Kind.TOOL_ORDER: "its tools stand in another order than in the call before, from `{}` on",
+    Kind.SYSTEM: "its system prompt differs from that of the call before, at `{}`",
+    Kind.TIMESTAMP: "only digits differ from the call before, at `{}`: a time or a counter",
+    Kind.CACHE_CONTROL: "a mark of the cache has moved, at `{}`, and nothing else differs",
+    Kind.MESSAGE: "an earlier message differs from the call before, at `{}`",
+    Kind.COMPACTION: "its transcript is shorter than that of the call before, and differs from `{}` on",
+    Kind.SUB_AGENT: "it is another conversation of the program: a sub-agent without a thread of its own",
+    Kind.MODEL: "it names another model or adapter than the call before",
+    Kind.MOVED: "it went to another engine than the call before",
+    Kind.MADE_WAY: "it goes on from the call before, but its program made way while it waited for KV memory",
+    Kind.EVICTED: "it goes on from the call before, but calls of other programs needed the memory",
+}
+"""Why a call left its prefix; the place is a path in its body."""
+
+
+def prefix_text(call: SettledCall) -> str:
+    """Return how much of its context a settled call found, and why not more."""
+    found = call.prefix_break
+    if found is not None:
+        shares = f"{found.expected_tokens:,} of its {found.prompt_tokens:,} prompt tokens"
+        reason = _BREAKS[Kind(found.kind)].format(found.path)
+        return f"{shares} should have been found in the prefix cache, {found.found_tokens:,} were: {reason}."
+    usage = call.engine_usage
+    if usage is None or usage.cached_tokens is None:
+        return "Its engine does not say how much of its prompt was in the prefix cache."
+    return f"{usage.cached_tokens:,} of its {usage.prompt_tokens:,} prompt tokens were in the prefix cache."
+
+
+def breaks_text(calls: Sequence[SettledCall]) -> str:
+    """Return how many settled calls of a program left its prefix, and why the last did; empty without any."""
+    broken = [call for call in calls if call.prefix_break is not None]
+    if not broken:
+        return ""
+    last = broken[-1]
+    return f"{_count(len(broken), 'call')} left its prefix, last {last.start.call_id}: {prefix_text(last)}"
 
 
 def boost_text(age_s: float, work: float, head_start_s: float | None, boost: BoostSnapshot) -> str:

@@ -74,7 +74,14 @@ def explain_program(
         wait_s=wait_s,
         tools=place.tools,
         policy=config.policy,
-        text=sentences.joined(elsewhere, text, returns, placed, sentences.implicit_text(view.flags)),
+        text=sentences.joined(
+            elsewhere,
+            text,
+            returns,
+            placed,
+            sentences.implicit_text(view.flags),
+            sentences.breaks_text(settled),
+        ),
         snapshot_age_s=max(ages, default=None),
         calls=tuple(explain_call(call, overview, config, viewer) for call in calls),
     )

@@ -164,6 +164,12 @@ class ProgramHistory:
         last_first = list(reversed(self._ended.values()))
         return (program for program in last_first if program.program_id.startswith(prefix))
 
+    def all_programs(self, prefix: str = "") -> Iterator[PastProgram]:
+        """Iterate over the programs whose ids have a prefix: the living, then the ended, the last first."""
+        living = list(reversed(self._live.values()))
+        yield from (program for program in living if program.program_id.startswith(prefix))
+        yield from self.programs(prefix)
+
     def on_call_begun(self, call: GatewayCall) -> None:
         """Record that a call of a program began."""
         program_id = call.start.program_id

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Query
 from starlette.responses import Response
 
 from autellix_backend.console.explain.explanations import CallExplanation
-from autellix_backend.console.explain.sentences import implicit_text, joined
+from autellix_backend.console.explain.sentences import breaks_text, implicit_text, joined, prefix_text
 from autellix_backend.console.explain.views import names_of, threads_of
 from autellix_backend.console.history.critical_path import Spent, spent, spent_text
 from autellix_backend.console.history.history import PastProgram
@@ -23,11 +23,12 @@ from autellix_backend.gateway.http.bodies import DEFAULT_LIMIT, Id, Limit, json_
 from autellix_backend.gateway.http.parameters import Viewer
 from autellix_backend.gateway.http.refusals import refusals
 from autellix_backend.gateway.tenancy.tenants import Tenant
-from autellix_backend.observe.settled_call import Outcome, SettledCall
+from autellix_backend.observe.settled_call import Outcome, PrefixBreak, SettledCall
 from autellix_backend.observe.states import WORDS, ProgramState
 from autellix_wire.paths import API_PREFIX
 
 HISTORY_PATH = API_PREFIX + "/history"
+CALLS_PATH = API_PREFIX + "/calls"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +105,8 @@ class TimelineCall:
     cached_tokens: int | None
     output_tokens: int | None
     estimated: bool
+    prefix_break: PrefixBreak | None = None
+    """Why it found less of its program's context in the prefix cache than there was."""
     spans: tuple[Span, ...]
     """Without gaps, up to its end in the engine."""
 
@@ -132,6 +135,18 @@ class EndedExplanation:
     snapshot_age_s: None = None
     calls: tuple[CallExplanation, ...] = ()
     """Always empty: no call is open."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallAccount:
+    """What became of a settled call's context."""
+
+    call_id: str
+    program_id: str
+    thread_id: str
+    engine: str
+    text: str
+    prefix_break: PrefixBreak | None
 
 
 router = APIRouter(tags=["operators"], responses=refusals(401, 500))
@@ -171,6 +186,25 @@ async def show_ended(program_id: str, viewer: Viewer, _turn: Turn, program: Ende
     return await asyncio.to_thread(lambda: json_response(detail_of(program, viewer)))
 
 
+@router.get(CALLS_PATH + "/{call_id:path}/why", responses=refusals(404))
+async def explain_call(
+    call_id: str, viewer: Viewer, console: ConsoleParts, is_shown: IsShown, _turn: Turn
+) -> CallAccount:
+    """Explain how much of its program's context a settled call found in the prefix cache."""
+    for program in console.history.all_programs(viewer.visible_prefix):
+        for call in reversed(program.calls) if is_shown(program) else ():
+            if call.start.call_id == call_id:
+                return CallAccount(
+                    call_id=call_id,
+                    program_id=viewer.shown(program.program_id),
+                    thread_id=call.start.thread_id,
+                    engine=call.engine,
+                    text=prefix_text(call),
+                    prefix_break=call.prefix_break,
+                )
+    raise NotFoundError(f"no settled call {call_id!r} is known", param="call_id")
+
+
 def detail_of(program: PastProgram, viewer: Tenant) -> EndedDetail:
     """Return an ended program with its calls."""
     return EndedDetail(
@@ -196,7 +230,7 @@ def explain_ended(program: PastProgram, viewer: Tenant) -> EndedExplanation:
 
 def ended_text(program: PastProgram) -> str:
     """Return where the time of an ended program went, in words."""
-    return joined(spent_text(program), implicit_text(program.flags))
+    return joined(spent_text(program), implicit_text(program.flags), breaks_text(program.calls))
 
 
 def ended_row(program: PastProgram, viewer: Tenant) -> EndedRow:
@@ -256,6 +290,7 @@ def finished_row(call: SettledCall, origin_s: float) -> TimelineCall:
         cached_tokens=usage.cached_tokens if usage else None,
         output_tokens=usage.output_tokens if usage else None,
         estimated=receipt.estimated,
+        prefix_break=call.prefix_break,
         spans=spans(call, origin_s),
     )
 

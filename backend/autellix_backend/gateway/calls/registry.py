@@ -62,6 +62,7 @@ class CallRegistry:
         limiter: Limiter | None = None,
         classes: ProgramClasses | None = None,
         wants_usage: bool = False,
+        examine: Callable[[GatewayCall, SettledCall], SettledCall] | None = None,
     ) -> None:
         self._on_begun: list[Callable[[GatewayCall], None]] = []
         self._on_settled: list[Callable[[SettledCall], None]] = []
@@ -78,6 +79,8 @@ class CallRegistry:
         self._report_wait_s = report_wait_s
         self._wants_usage = wants_usage
         """Whether the token counts of answers are needed even beside reports."""
+        self._examine = examine
+        """Adds to the record of a settled call what the call itself shows."""
         self._open: dict[str, GatewayCall] = {}
         self._is_idle = asyncio.Event()
         self._is_idle.set()
@@ -237,9 +240,10 @@ class CallRegistry:
         del self._open[call.engine_key]
         if not self._open:
             self._is_idle.set()
+        settled = self._examined(call, settlement.settled)
         for on_settled in self._on_settled:
             try:
-                on_settled(settlement.settled)
+                on_settled(settled)
             except Exception:
                 # The boundary to other parts: one that fails must not leave the call open in the table.
                 logger.exception("a subscriber to settled calls failed")
@@ -248,6 +252,16 @@ class CallRegistry:
             tenant = call.request.tenant.name
             await self._store.keep_answer(tenant, settlement.answer_ids, answer_source(call), now)
         return receipt
+
+    def _examined(self, call: GatewayCall, settled: SettledCall) -> SettledCall:
+        if self._examine is None:
+            return settled
+        try:
+            return self._examine(call, settled)
+        except Exception:
+            # As with subscribers: a diagnosis that fails must not leave the call open in the table.
+            logger.exception("a settled call could not be examined")
+            return settled
 
     def _new_class(self, request: ReceivedCall) -> str | None:
         """Return the class that a call gives its program, None if that has one."""
