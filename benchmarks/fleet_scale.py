@@ -249,7 +249,6 @@ class Fleet:
             body=msgspec.structs.replace(
                 self._bodies[program.tool_list], size_bytes=BYTES_PER_TOKEN * program.tokens
             ),
-            is_anonymous=False,
             caller=Caller(program.name, "", "m"),
         )
         with self._timed("decision"):

@@ -110,7 +110,12 @@ def test_a_threshold_that_is_never_reached_is_null(answers: dict[str, Any]) -> N
 
 def test_a_server_without_our_scheduler_is_known_by_what_the_gateway_learned(answers: dict[str, Any]) -> None:
     """With nothing installed in the engine the gateway observes, and tells what ordering would gain."""
-    plain = {"name": "remote-0", "slots": None, "kv_total_blocks": None, "kv_block_tokens": None}
+    plain: dict[str, Any] = {
+        "name": "remote-0",
+        "slots": None,
+        "kv_total_blocks": None,
+        "kv_block_tokens": None,
+    }
     learned = [
         {**plain, "max_in_flight": 6, "kv_tokens": 5728},
         {**plain, "max_in_flight": None, "kv_tokens": None},
