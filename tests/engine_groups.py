@@ -31,6 +31,7 @@ GROUPS = {
     "tests/gateway/engines/test_live_pool.py": "two engines",
     "tests/gateway/test_live_admission.py": "short engine",
     "tests/gateway/engines/test_live_plain.py": "plain engine",
+    "tests/vllm_plugin/test_live_middleware.py": "inside engine",
 }
 """The group of each file; where tests share an engine, it has the name of their fixture."""
 
