@@ -22,6 +22,7 @@ CONSOLE_PATHS = {
     "/autellix",
     "/autellix/",
     "/autellix/page/{name}",
+    f"{API}/calls/{{call_id}}/why",
     f"{API}/events",
     f"{API}/history",
     f"{API}/history/{{program_id}}",
