@@ -36,6 +36,12 @@ def test_a_call_queues_by_the_reported_service_of_its_program(machine: Machine) 
     assert machine.table["p"].wait_s == 1.0
 
 
+def test_a_spread_that_another_table_measured_is_taken_for_its_tenant(machine: Machine) -> None:
+    machine.observe_spread("tenant", 1.25)
+    assert machine.table.statistics.sizes_of("tenant").known == 1.25
+    assert machine.table.statistics.sizes_of("").known is None
+
+
 def test_a_second_call_of_the_same_id_is_refused(machine: Machine) -> None:
     machine.arrive(Arrival("a", "p"), 0.0)
 

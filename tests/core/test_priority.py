@@ -269,17 +269,19 @@ def test_a_standstill_ends_with_the_program_that_came_first() -> None:
 
 
 @pytest.mark.parametrize("priorities", [(INTERACTIVE, BATCH), (BATCH, INTERACTIVE)])
+@pytest.mark.parametrize("names", ["ab", "ba"])
 def test_between_tenants_no_priority_keeps_a_parked_program(
-    engine: Engine, priorities: tuple[Priority, Priority]
+    engine: Engine, priorities: tuple[Priority, Priority], names: str
 ) -> None:
+    """Nor does a name: of equal shares the one that was parked last makes way."""
     engine.admission.use_host_memory(lambda program_id, tokens: (1.0, 0.0), 1000.0)
     memory = engine.admission.memory
-    for name, priority in zip("ab", priorities, strict=True):
+    for name, priority in zip(names, priorities, strict=True):
         engine.arrive(f"{name}1", 30, tenant=f"tenant {name}", hints=Hints(priority=priority))
         engine.finish(f"{name}1", 30)
         memory.deactivate(memory.active.contexts[name], engine.now)
 
-    assert memory.last_parked().tenant == "tenant b"
+    assert memory.last_parked().tenant == f"tenant {names[-1]}"
 
 
 def test_a_priority_changes_no_weight() -> None:

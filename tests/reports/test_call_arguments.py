@@ -84,6 +84,7 @@ def test_what_a_gateway_writes_is_read_alike() -> None:
         age_s=7.5,
         work=1000.0,
         hints=hints,
+        parents=("b", "a"),
     )
     identity = CallIdentity(
         call_id="c", arrival=arrival, is_last=True, spread=1.25, ended=("a", "b"), gateway="g"

@@ -143,11 +143,15 @@ class EngineMemory:
             self.give_up(self.last_parked())
 
     def last_parked(self) -> ProgramContext:
-        """Return the parked program to give up first: the worst key of the tenant with the most by weight."""
+        """Return the parked program to give up first: the worst key of the tenant with the most by weight.
+
+        Of tenants with equal shares it is the one that parked a program last: priorities hold within a tenant.
+        """
         tokens = self.parked.tenant_tokens
+        last = {each.tenant: number for number, each in enumerate(self.parked.contexts.values())}
         return max(
             self.parked.contexts.values(),
-            key=lambda each: (tokens.get(each.tenant, 0) / each.weight, *each.rank),
+            key=lambda each: (tokens.get(each.tenant, 0) / each.weight, last[each.tenant], *each.rank),
         )
 
     def tenant_share(self, context: ProgramContext) -> float:
