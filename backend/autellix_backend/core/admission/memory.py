@@ -145,7 +145,7 @@ class EngineMemory:
     def last_parked(self) -> ProgramContext:
         """Return the parked program to give up first: the worst key of the tenant with the most by weight.
 
-        Of tenants with equal shares it is the one that parked a program last: priorities hold within a tenant.
+        Of tenants with equal shares it is the last to have parked one: priorities hold within a tenant.
         """
         tokens = self.parked.tenant_tokens
         last = {each.tenant: number for number, each in enumerate(self.parked.contexts.values())}
