@@ -324,6 +324,15 @@ def test_a_reader_that_goes_ends_a_command_quietly() -> None:
     assert (process.returncode, error) == (141, "")
 
 
+def test_why_explains_a_settled_call_by_its_id(capsys: pytest.CaptureFixture[str]) -> None:
+    def use(url: str) -> None:
+        call(url, **{"X-Autellix-Program-ID": "gone", "X-Autellix-Call-ID": "call-9"})
+        assert main(["why", "call-9", "--url", url]) == 0
+        assert capsys.readouterr().out.startswith("Call call-9 of program gone has ended at engine fake-0.\n")
+
+    at_work(use)
+
+
 def test_why_counts_further_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
     rows: list[dict[str, Any]] = [
         {"program_id": f"p-{age}", "name": None, "flags": [], "state_text": "in the engine", "age_s": age}

@@ -125,7 +125,8 @@ def _candidates(programs: Sequence[Row]) -> list[str]:
 
 def explanation(why: dict[str, Any]) -> str:
     """Return a gateway's explanation as text for a terminal."""
-    if "call_id" in why:
+    if "calls" not in why:
+        # A settled call.
         head = f"Call {why['call_id']} of program {why['program_id']} has ended at engine {why['engine']}."
         return "\n".join([head, *_wrapped(why["text"], "  ")])
     name = shown_name(why)

@@ -114,6 +114,8 @@ def test_an_object_at_a_former_address_is_another_memory() -> None:
 
 def test_numbers_go_with_their_objects() -> None:
     kept = InMemorySaver()
+    # What other tests have left.
+    gc.collect()
     before = number_of(kept), len(_memories._numbered)
     number_of(InMemorySaver())
     gc.collect()
