@@ -207,7 +207,7 @@ def text(answer: Mapping[str, Any]) -> str:
     row = next(each for each in rows if each["program_id"] == answer["program_id"])
     longer = sum(each["estimated_s"] > LONGER * each["measured_s"] for each in rows)
     error = f"Simulator error on the measured run ({answer['policy']}): {100 * (ratio - 1):+.0f} %"
-    if abs(ratio - 1) > MOST_ERROR:
+    if _is_far_off(answer):
         return (
             f"It took {seconds(row['measured_s'])}. {error}, above {100 * MOST_ERROR:.0f} %: no estimate. "
             "Programs that still run, or ended before the history begins, may have shared the engines."
@@ -221,10 +221,14 @@ def text(answer: Mapping[str, Any]) -> str:
     return f"{found}{error}."
 
 
+def _is_far_off(answer: Mapping[str, Any]) -> bool:
+    return bool(abs(answer["simulated_over_measured"] - 1) > MOST_ERROR)
+
+
 def _show(answer: Mapping[str, Any], *, is_cut: bool) -> None:
     console = make_console()
     console.print(text(answer), highlight=False)
-    if abs(answer["simulated_over_measured"] - 1) > MOST_ERROR:
+    if _is_far_off(answer):
         return
     title = f"{answer['policy']}, measured, and {answer['other_policy']}, estimated"
     table = number_table("PROGRAM", "MEASURED", "ESTIMATED", "RATIO", title=title)

@@ -63,7 +63,7 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
 
 
 def _is_served(request: Request, path: str) -> bool:
-    scope = {**request.scope, "path": path, "raw_path": path.encode()}
+    scope = {**request.scope, "path": path}
     return any(route.matches(scope)[0] is Match.FULL for route in request.app.routes)
 
 

@@ -85,9 +85,10 @@ function stateOf(row) {
 
 // Marks the program that has been in a waiting state for the longest time.
 function markLongest(programs) {
-  const waiting = programs.filter((row) => row.state.startsWith("waiting"));
-  const longest = Math.max(...waiting.map((row) => row.state_s));
-  for (const row of programs) Object.assign(row, { isLongest: waiting.length > 1 && waiting.includes(row) && row.state_s === longest, longest_s: longest });
+  const isWaiting = (row) => row.state.startsWith("waiting");
+  const waits = programs.filter(isWaiting).map((row) => row.state_s);
+  const longest = Math.max(...waits);
+  for (const row of programs) Object.assign(row, { isLongest: waits.length > 1 && isWaiting(row) && row.state_s === longest, longest_s: longest });
 }
 
 // That of a group, if all its members have the same.
