@@ -38,8 +38,6 @@ class Calibration:
     calls: int
     step_s: float = math.inf
     """Mean time of an engine's step with the batch full; infinite if steps were not counted."""
-    prefilled_tokens: float = math.inf
-    """Prefilled tokens that counted as one more step; infinite if they did not count."""
 
     def rate_for(self, rho: float, programs: Sequence[ProgramTrace]) -> float:
         """Return the programs per second whose generated tokens are `rho` times the capacity."""

@@ -191,7 +191,7 @@ async def _play_by_steps(player: Player, programs: list[ProgramTrace], job: Mapp
     """Play programs that arrive on the engine's clock; write its samples in the end."""
     step_s = job["step_s"]
     async with aiohttp.ClientSession() as session, asyncio.TaskGroup() as group:
-        read = step_reader(session, job["engine_url"], job["prefilled_tokens"])
+        read = step_reader(session, job["engine_url"])
         clock = StepClock(read, player.now, step_s)
         await clock.sample()
         sampling = group.create_task(clock.run())

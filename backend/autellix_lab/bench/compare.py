@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from autellix_lab.bench.calibrate import Calibration, CalibrationError, measure, sample
 from autellix_lab.bench.metrics import outcomes, summarise
-from autellix_lab.bench.prefill_weight import prefilled_tokens_of_step, probe_programs
 from autellix_lab.bench.replay import ReplayJob, replay
 from autellix_lab.bench.report import LoadComparison, Run
 from autellix_lab.bench.results import CallResult
@@ -44,25 +43,6 @@ Follow = Callable[[str, int], Callable[[CallResult], None]]
 """Starts a progress bar with a run's title and number of calls; returns a function that receives results."""
 
 
-def weigh_prefill(target: Target, slots: int, *, salt: str) -> float:
-    """Measure how many prefilled tokens take a backend as long as a step with the batch full.
-
-    `salt` is as in `calibrate`.
-
-    Raises:
-        ReplayError, CalibrationError: if that cannot be measured.
-    """
-    programs = probe_programs(slots)
-    job = ReplayJob(
-        base_url=target.base_url,
-        model=target.model,
-        programs=programs,
-        arrivals_s=all_at_once(len(programs)),
-        salt=f"calibration:{salt}",
-    )
-    return prefilled_tokens_of_step(replay(job, lambda _: None))
-
-
 def calibrate(
     target: Target,
     programs: Sequence[ProgramTrace],
@@ -71,7 +51,6 @@ def calibrate(
     follow: Follow,
     *,
     salt: str,
-    prefilled_tokens: float = math.inf,
 ) -> Calibration:
     """Measure a backend's speed with the batch full.
 
@@ -82,7 +61,6 @@ def calibrate(
         tokens: Least number of generated tokens.
         follow: Follows the run.
         salt: Different for every measurement on a backend, so that no prompt is in its prefix cache.
-        prefilled_tokens: How many count as one more step.
 
     Raises:
         ReplayError, CalibrationError: if there is nothing to measure.
@@ -98,9 +76,8 @@ def calibrate(
         arrivals_s=all_at_once(len(chosen)),
         salt=f"calibration:{salt}",
         engine_url=target.engine_url,
-        prefilled_tokens=prefilled_tokens,
     )
-    return replace(measure(replay(job, watch), slots), prefilled_tokens=prefilled_tokens)
+    return measure(replay(job, watch), slots)
 
 
 def compare(
@@ -137,7 +114,6 @@ def compare(
                 salt=f"{seed}:{load.name}:{round_number}",
                 engine_url=target.engine_url,
                 step_s=speed.step_s,
-                prefilled_tokens=speed.prefilled_tokens,
             )
             results = replay(
                 job, follow(f"{load.name}, round {round_number} of {rounds}, {policy}", load.calls)

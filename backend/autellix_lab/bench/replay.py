@@ -52,8 +52,6 @@ class ReplayJob:
     """The root of the vLLM server whose steps are the clock of arrivals and gaps; None for seconds."""
     step_s: float = math.inf
     """The usual time of a step, by which seconds become steps; infinite: all arrive at once, without gaps."""
-    prefilled_tokens: float = math.inf
-    """Prefilled tokens that count as one more step; infinite: they do not count."""
 
     def to_mapping(self) -> dict[str, Any]:
         """Return the client process's input."""
@@ -67,7 +65,6 @@ class ReplayJob:
             "api_key": self.api_key,
             "engine_url": self.engine_url,
             "step_s": self.step_s,
-            "prefilled_tokens": self.prefilled_tokens,
         }
 
 

@@ -1,6 +1,6 @@
 """An engine's steps as a clock: a machine with other work makes them longer, not more numerous.
 
-A step that prefills is longer than others, so prefilled tokens count, too (`bench.prefill_weight`).
+A step that prefills is longer than others, so prefilled tokens count, too.
 
 Arrivals in seconds bring more load to an engine that a busy machine slows down, and at twice the capacity
 that doubles the difference. On this clock programs arrive when the engine has made so many steps.
@@ -19,6 +19,10 @@ import aiohttp
 PERIOD_S = 0.1
 """Between two samples; a reading costs vLLM about 5 ms of CPU time."""
 TIMEOUT_S = 60.0
+PREFILLED_TOKENS = 450
+"""So many count as one more step: on two idle cores, that fits the times of the demo's rounds under both
+policies (`docs/demo.md`). Other work makes prefill dearer (160), as it uses all cores and the rest of a step
+hardly more than one. There, steps understate what a policy gains that prefills less."""
 SAMPLES = "samples"
 """Key of the load generator's last line, which has the samples of the run."""
 _STEPS, _TOKENS, _GENERATED = (
@@ -108,15 +112,13 @@ def steps_at(samples: Sequence[Sample], time_s: float) -> float:
     return begin + min(1.0, max(0.0, share)) * (end - begin)
 
 
-def step_reader(
-    session: aiohttp.ClientSession, engine_url: str, prefilled_tokens: float
-) -> Callable[[], Awaitable[float]]:
+def step_reader(session: aiohttp.ClientSession, engine_url: str) -> Callable[[], Awaitable[float]]:
     """Return a function that reads the steps of a vLLM server, over all its ranks, in its metrics.
 
-    So many prefilled tokens count as one more step; none do if they are infinite. The function raises
-    `ValueError` if the server does not count steps, and `aiohttp.ClientError` if it does not answer.
+    The function raises `ValueError` if the server does not count steps, and `aiohttp.ClientError` if it does
+    not answer.
     """
-    weights = {_STEPS: 1.0, _TOKENS: 1 / prefilled_tokens, _GENERATED: -1 / prefilled_tokens}
+    weights = {_STEPS: 1.0, _TOKENS: 1 / PREFILLED_TOKENS, _GENERATED: -1 / PREFILLED_TOKENS}
 
     async def read() -> float:
         timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 from autellix_backend.core.policies import make_policy
 from autellix_lab.bench.backend import BackendProcess, PlainBackend
 from autellix_lab.bench.calibrate import Calibration, choose_bounds
-from autellix_lab.bench.compare import Follow, Target, calibrate, compare, weigh_prefill
+from autellix_lab.bench.compare import Follow, Target, calibrate, compare
 from autellix_lab.bench.report import LoadComparison, losses, report_mapping, targets
 from autellix_lab.demo.parts import BLOCK_TOKENS, GOALS, MAX_CONTEXT_TOKENS, PLAIN, DemoOptions, Part
 
@@ -57,17 +56,9 @@ def _run_part(
     baseline, *others = options.policies
     levelled = [policy for policy in others if make_policy(policy).has_levels]
 
-    def speed_of(target: Target, salt: str, prefilled_tokens: float = math.inf) -> Calibration:
+    def speed_of(target: Target, salt: str) -> Calibration:
         slots, tokens = part.calibration_slots, part.calibration_tokens
-        return calibrate(
-            target,
-            part.calibration,
-            slots,
-            tokens,
-            _unfollowed,
-            salt=salt,
-            prefilled_tokens=prefilled_tokens,
-        )
+        return calibrate(target, part.calibration, slots, tokens, _unfollowed, salt=salt)
 
     def start(stack: contextlib.ExitStack, policies: Sequence[str]) -> dict[str, Target]:
         backends = {policy: _launch(stack, options, part, policy, bounds) for policy in policies}
@@ -89,8 +80,7 @@ def _run_part(
     with contextlib.ExitStack() as stack:
         report_progress(f"{part.load.name}: starting an engine for each policy")
         targets_found = start(stack, [policy for policy in options.policies if policy not in levelled])
-        prefilled_tokens = weigh_prefill(targets_found[baseline], part.calibration_slots, salt="prefill")
-        calibration = speed_of(targets_found[baseline], "first", prefilled_tokens)
+        calibration = speed_of(targets_found[baseline], "first")
         if any(make_policy(policy).has_levels for policy in options.policies):
             bounds = choose_bounds(calibration, part.load.programs)
         if levelled:
@@ -169,7 +159,6 @@ def _part_setting(item: PartComparison) -> dict[str, Any]:
         "bounds_s": list(item.bounds),
         "capacity_tokens_per_s": calibration.tokens_per_s,
         "step_s": calibration.step_s,
-        "prefilled_tokens": calibration.prefilled_tokens,
         "programs": len(part.load.programs),
         "calls": part.load.calls,
         "output_tokens": sum(program.decode_tokens for program in part.load.programs),

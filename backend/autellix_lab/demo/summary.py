@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from autellix_lab.bench.report import LoadComparison, comparison_table, format_number
+from autellix_lab.bench.step_clock import PREFILLED_TOKENS
 from autellix_lab.demo.comparison import PartComparison
 from autellix_lab.demo.parts import PLAIN, DemoOptions
 
@@ -45,7 +46,7 @@ def last_screen(
         yield lost_verdict(report["lost_calls"], report["errors"])
     else:
         medians = f"Medians of {rounds} and their ratios. " if options.rounds > 1 else ""
-        yield f"{medians}{_weights(found)}\n"
+        yield f"{medians}{PREFILLED_TOKENS} prefilled tokens count as one more step.\n"
         yield summary_table(loads)
         for policy in loads[0].policies[1:]:
             name = f"{policy}: " if len(options.policies) > 2 else ""
@@ -98,12 +99,6 @@ def summary_table(loads: Sequence[LoadComparison]) -> Table:
         shares = [f"{load.cached_share(policy):.0%}" for policy in load.policies]
         table.add_row("  prompts found in the cache", *shares)
     return table
-
-
-def _weights(found: Sequence[PartComparison]) -> str:
-    """Return the sentence on what counts as a step."""
-    weights = " and ".join(f"{item.calibration.prefilled_tokens:.0f} with {item.load.name}" for item in found)
-    return f"So many prefilled tokens count as one more step, as they take as long: {weights}."
 
 
 def _cells(figures: Sequence[float], by_round: Sequence[Sequence[float]]) -> list[str]:

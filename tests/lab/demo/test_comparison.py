@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import json
-import math
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -16,6 +16,7 @@ import pytest
 from autellix_backend.cli.main import main
 from autellix_lab.bench.replay import ReplayJob
 from autellix_lab.bench.results import CallResult
+from autellix_lab.bench.step_clock import PREFILLED_TOKENS
 from autellix_lab.cli import demo
 from autellix_lab.demo import comparison as module
 from autellix_lab.demo.comparison import comparison_report, run_parts
@@ -167,33 +168,27 @@ def test_both_parts_are_measured_in_steps(options: DemoOptions, monkeypatch: pyt
     monkeypatch.setattr("autellix_lab.bench.compare.replay", recording)
     found = play(dataclasses.replace(options, rounds=3))
 
-    probes = [job for job in jobs if job.salt == "calibration:prefill"]
-    assert all(job.engine_url == f"{job.base_url}-engine" for job in jobs if job not in probes)
+    assert all(job.engine_url == f"{job.base_url}-engine" for job in jobs)
     rounds = [job for job in jobs if not job.salt.startswith("calibration")]
     assert [job.step_s for job in rounds] == pytest.approx([STEP_S] * 12)
-    assert [job.prefilled_tokens for job in rounds] == pytest.approx([400.0] * 12)
     measured = [job for job in jobs if job.base_url == "http://slots-fcfs" and job not in rounds]
-    assert [(job.salt, job.prefilled_tokens) for job in measured] == [
-        ("calibration:warm-up 0", math.inf),
-        ("calibration:prefill", math.inf),
-        ("calibration:first", pytest.approx(400.0)),
-    ]
+    assert [job.salt for job in measured] == ["calibration:warm-up 0", "calibration:first"]
     for item in found:
         for run in item.load.runs:
             steps, seconds = (run.summary.metrics[name]["mean"] for name in ("latency_steps", "latency_s"))
             assert steps == pytest.approx(seconds / STEP_S)
 
 
-def on_the_clock(job: ReplayJob, _watch: Callable[[CallResult], None]) -> list[CallResult]:
-    """Play a job on an engine whose cache `boost` fills; its clock weighs what is prefilled as it is told."""
+def on_the_clock(token_s: float, job: ReplayJob, _watch: Callable[[CallResult], None]) -> list[CallResult]:
+    """Play a job on an engine whose cache `boost` fills, and which prefills a token in `token_s`."""
     results: list[CallResult] = []
     for program, arrival_s in zip(job.programs, job.arrivals_s, strict=True):
         now_s, now_steps = arrival_s, arrival_s / job.step_s
         for call in program.calls:
             is_cached = job.base_url.endswith("boost") and call.id > 0
             prefilled = 0 if is_cached else call.prefill_tokens
-            end_s = now_s + STEP_S * call.decode_tokens + TOKEN_S * prefilled
-            end_steps = now_steps + call.decode_tokens + prefilled / job.prefilled_tokens
+            end_s = now_s + STEP_S * call.decode_tokens + token_s * prefilled
+            end_steps = now_steps + call.decode_tokens + prefilled / PREFILLED_TOKENS
             results.append(
                 CallResult(
                     program=program.program_id,
@@ -212,25 +207,25 @@ def on_the_clock(job: ReplayJob, _watch: Callable[[CallResult], None]) -> list[C
     return results
 
 
-@pytest.mark.parametrize("weighed", [True, False])
-def test_steps_agree_with_seconds_where_prefill_weighs_what_it_takes(
-    options: DemoOptions, monkeypatch: pytest.MonkeyPatch, *, weighed: bool
+@pytest.mark.parametrize(
+    ("step_tokens", "favoured"), [(PREFILLED_TOKENS, ""), (160, "fcfs"), (2 * PREFILLED_TOKENS, "boost")]
+)
+def test_steps_agree_with_seconds_where_prefill_takes_what_it_counts(
+    options: DemoOptions, monkeypatch: pytest.MonkeyPatch, step_tokens: float, favoured: str
 ) -> None:
-    """Also for a policy that prefills less; with another weight, the screen says that they differ."""
-    monkeypatch.setattr("autellix_lab.bench.compare.replay", on_the_clock)
-    if not weighed:
-        monkeypatch.setattr(module, "weigh_prefill", lambda *_args, **_kwargs: 160.0)
+    """Also for a policy that prefills less; on other machines, the screen says whom steps favour."""
+    play_job = functools.partial(on_the_clock, STEP_S / step_tokens)
+    monkeypatch.setattr("autellix_lab.bench.compare.replay", play_job)
     found = play(dataclasses.replace(options, rounds=2))
 
     for item in found:
-        assert item.calibration.prefilled_tokens == pytest.approx(400.0 if weighed else 160.0)
         for ratios in item.load.ratios_by_round("boost"):
             seconds, steps = ratios["latency_s"]["mean"], ratios["latency_steps"]["mean"]
             assert steps < 1
-            assert (steps == pytest.approx(seconds, rel=0.01)) is weighed, item.part.name
+            assert (steps == pytest.approx(seconds, rel=0.01)) is (not favoured), item.part.name
     text = verdict([item.load for item in found], "boost")
-    assert ("steps favour boost. Compare seconds there, too." in text) is not weighed
-    assert ("With scarce KV memory, a step took" in text) is not weighed
+    assert (f"steps favour {favoured}. Compare seconds there, too." in text) is bool(favoured)
+    assert ("With scarce KV memory, a step took" in text) is bool(favoured)
 
 
 def test_the_report_has_both_parts(options: DemoOptions) -> None:
