@@ -11,7 +11,6 @@ import argparse
 import json
 import re
 from dataclasses import dataclass
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -37,26 +36,9 @@ class Bars:
     """Rows to draw; default: all."""
 
 
-@dataclass(frozen=True, slots=True)
-class Lines:
-    """Panels below each other, whose lines go over the rows of a table."""
-
-    page: str
-    heading: str
-    labels: tuple[int, ...]
-    series: dict[str, tuple[int, int]]
-    """As of Bars."""
-    panels: dict[str, tuple[str, ...]]
-    """Series by the panel's unit."""
-    sums: dict[str, float]
-    """Panels that show sums over the rows so far, and the factor of each number there."""
-    rows: tuple[int, ...] = ()
-
-
-FLEETS = ("saturation", "waiting", "utilisation", "known")
-PICTURES: dict[str, Bars | Lines] = {
+PICTURES: dict[str, Bars] = {
     "coding": Bars(
-        page="coding.md",
+        page="tables.md",
         heading="Without host memory",
         labels=(0, 1),
         series={"default": (2, 1), "ThunderAgent's rule": (3, 1), "Continuum's rule": (4, 1)},
@@ -71,60 +53,14 @@ PICTURES: dict[str, Bars | Lines] = {
         baseline=None,
     ),
     "default": Bars(
-        page="default.md",
+        page="tables.md",
         heading="Comparison with other schedulers",
         labels=(0,),
         series={"default": (1, 1), "plas": (2, 1), "ThunderAgent": (4, 1), "Continuum": (5, 1)},
         unit="mean program latency over FCFS, load 1.3",
     ),
-    "balancing": Bars(
-        page="balancing.md",
-        heading="`working_set` over `locality_bounded`",
-        labels=(0,),
-        series={"2 engines": (1, 1), "4 engines": (2, 1)},
-        unit="mean program latency over locality_bounded",
-    ),
-    "fleet-day": Lines(
-        page="fleet.md",
-        heading="The day",
-        labels=(0,),
-        series={
-            "programs": (1, 0),
-            **{f"{signal} engines": (2 + at, 0) for at, signal in enumerate(FLEETS)},
-            **{f"{signal} calls": (2 + len(FLEETS) + at, 0) for at, signal in enumerate(FLEETS)},
-        },
-        panels={
-            "programs": ("programs",),
-            "engines": tuple(f"{signal} engines" for signal in FLEETS),
-            "waiting calls": tuple(f"{signal} calls" for signal in FLEETS),
-            "engine-hours": tuple(f"{signal} engines" for signal in FLEETS),
-        },
-        # A row is half an hour.
-        sums={"engine-hours": 0.5},
-    ),
-    "swap": Bars(
-        page="swap.md",
-        heading="Measured on the CPU engine",
-        labels=(0,),
-        series={"load": (1, 0), "recompute": (2, 0)},
-        unit="ms from the resume to the next token, by tokens of context",
-        is_log=True,
-        baseline=None,
-    ),
-    "real": Bars(
-        page="real.md",
-        heading="The real engine",
-        labels=(0,),
-        series={
-            "boost, real": (1, 1),
-            "boost, simulated": (2, 1),
-            "plas, real": (3, 1),
-            "plas, simulated": (4, 1),
-        },
-        unit="mean program latency over FCFS",
-    ),
     "overhead": Bars(
-        page="overhead.md",
+        page="tables.md",
         heading="Beside other gateways",
         labels=(0,),
         series={"plain pass-through": (1, 0), "autellix": (2, 0), "vllm-router": (3, 0), "smg": (4, 0)},
@@ -143,7 +79,7 @@ PICTURES: dict[str, Bars | Lines] = {
 }
 
 
-def values_of(bars: Bars | Lines) -> dict[str, list[float]]:
+def values_of(bars: Bars) -> dict[str, list[float]]:
     """Return the numbers of a picture, by the label of their row, in the order of its series."""
     _, found, text = (PAGES / bars.page).read_text(encoding="utf-8").partition(f"# {bars.heading}\n")
     if not found:
@@ -159,7 +95,7 @@ def values_of(bars: Bars | Lines) -> dict[str, list[float]]:
     }
 
 
-def draw(name: str, picture: Bars | Lines) -> None:
+def draw(name: str, picture: Bars) -> None:
     """Write a picture."""
     import matplotlib as mpl
 
@@ -168,35 +104,13 @@ def draw(name: str, picture: Bars | Lines) -> None:
 
     mpl.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": name, "font.size": 9})
     values = values_of(picture)
-    figure = draw_bars(picture, values) if isinstance(picture, Bars) else draw_lines(picture, values)
+    figure = draw_bars(picture, values)
     figure.savefig(
         PAGES / "pictures" / f"{name}.svg",
         bbox_inches="tight",
         metadata={"Date": None, "Description": json.dumps(values)},
     )
     plt.close(figure)
-
-
-def draw_lines(lines: Lines, values: dict[str, list[float]]) -> Any:
-    """Return the figure of lines over rows."""
-    from matplotlib import pyplot as plt
-
-    figure, grid = plt.subplots(len(lines.panels), figsize=(7, 1.5 * len(lines.panels)), sharex=True)
-    names = list(lines.series)
-    labels = list(dict.fromkeys(name.partition(" ")[0] for name in names))
-    for axes, (unit, series) in zip(grid, lines.panels.items(), strict=True):
-        for name in series:
-            label = name.partition(" ")[0]
-            numbers = [row[names.index(name)] for row in values.values()]
-            if unit in lines.sums:
-                numbers = [lines.sums[unit] * total for total in accumulate(numbers)]
-            axes.plot(list(values), numbers, label=label, color=f"C{labels.index(label)}", linewidth=1.2)
-        axes.set_ylim(bottom=0)
-        axes.set_ylabel(unit, fontsize=8)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(frameon=False, fontsize=7, loc="upper left")
-    grid[-1].tick_params(axis="x", labelsize=7, rotation=30)
-    return figure
 
 
 def draw_bars(bars: Bars, values: dict[str, list[float]]) -> Any:
