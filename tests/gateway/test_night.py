@@ -312,6 +312,6 @@ def test_the_guide_leads_from_the_alert_to_the_cause(name: str) -> None:
     metric = re.match(r"autellix_\w+", case.series)
     assert metric is not None
     assert metric.group() in rule(case.alert)
-    night = GUIDE.read_text(encoding="utf-8").split("## At three in the morning")[1].split("\n## ")[0]
+    night = GUIDE.read_text(encoding="utf-8").split("## Alerts, and where to look")[1].split("\n## ")[0]
     [row] = [line for line in night.splitlines() if line.startswith(f"| {name} |")]
     assert f"`{case.alert}`" in row

@@ -244,7 +244,7 @@ class ObserveSettings:
     """file to which one JSON line per settled call is appended; `-` is standard error"""
     record_dir: Folder | None = None
     """folder in which each replica that we start [records its scheduler's
-    events](../guides/troubleshooting.md#send-us-a-minute), to replay them elsewhere"""
+    events](../guides/failures.md#send-us-a-minute), to replay them elsewhere"""
     log_format: Annotated[str, one_of(LOG_FORMATS)] = "text"
     """form of [the gateway's log](../guides/observability.md#the-gateways-log) on standard error: `text`, or
     one `json` object in each line"""
