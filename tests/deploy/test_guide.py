@@ -75,7 +75,7 @@ def test_helm_commands_name_the_chart_and_its_values() -> None:
 
 def test_the_values_for_gpus_are_the_charts() -> None:
     """They give each engine as many GPUs as its tensor parallel size."""
-    path = ROOT / "docs" / "guides" / "gpu.md"
+    path = ROOT / "docs" / "guides" / "sizing.md"
     [values] = map(yaml.safe_load, Page(path, path.read_text(encoding="utf-8")).fenced("yaml"))
     assert lacks(values, yaml.safe_load((CHART / "values.yaml").read_text())) == []
     engine = container(render(values), "engine")
