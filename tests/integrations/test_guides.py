@@ -63,7 +63,6 @@ def test_quickstart() -> None:
 
 
 def test_client_guide() -> None:
-    pytest.importorskip("fastapi")
     with RecordingBackend() as backend:
         calls = run_page("docs/guides/sdk.md", backend)
     assert [call.content for call in calls["react"]] == ["Hello"]
@@ -72,20 +71,13 @@ def test_client_guide() -> None:
     assert plan.thread_id != write.thread_id
 
 
-def test_langchain_guide() -> None:
-    pytest.importorskip("langchain_openai")
-    pytest.importorskip("langgraph")
+def test_frameworks_guide() -> None:
+    for module in ("langchain_openai", "langgraph", "autogen_agentchat"):
+        pytest.importorskip(module)
     with RecordingBackend() as backend:
-        calls = run_page("docs/guides/langchain.md", backend)
-    assert {name: len(of_program) for name, of_program in calls.items()} == {"chat": 2}
+        calls = run_page("docs/guides/frameworks.md", backend)
+    assert {name: len(of_program) for name, of_program in calls.items()} == {"chat": 2, "essay": 4}
     assert len({call.program_id for call in calls["chat"]}) == 2
-
-
-def test_autogen_guide() -> None:
-    pytest.importorskip("autogen_agentchat")
-    with RecordingBackend() as backend:
-        calls = run_page("docs/guides/autogen.md", backend)
-    assert {name: len(of_program) for name, of_program in calls.items()} == {"essay": 4}
     writer, *middle, editor = calls["essay"]
     assert [call.parents for call in middle] == [(writer.call_id,)] * 2
     assert sorted(editor.parents or ()) == sorted(str(call.call_id) for call in middle)
