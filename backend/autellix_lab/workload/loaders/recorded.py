@@ -1,6 +1,6 @@
 """Recorded program traces: the schema of `workload/schema.py`, where a line may leave fields out.
 
-Source: this project; docs/workloads.md describes every field. Of a call only `prefill_tokens` and
+Source: this project; docs/bench.md#workloads describes every field. Of a call only `prefill_tokens` and
 `decode_tokens` are required. Missing fields are filled in as follows:
 
 - `program_id`: the file's name and the line; `group`: the program's id; `source`: "recorded";
