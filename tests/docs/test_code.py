@@ -134,7 +134,7 @@ def check_targets(words: list[str]) -> None:
 
 def test_the_code_of_a_request_s_life_exists() -> None:
     """The page links lines of a commit; what they define has not moved to another file since."""
-    page = (ROOT / "docs/design/request.md").read_text("utf-8")
+    page = (ROOT / "docs/design/architecture.md").read_text("utf-8")
     links = re.findall(r"^\[\w+\.(\w+)\]: \S+/blob/[0-9a-f]+/(\S+)#L\d+$", page, re.MULTILINE)
     assert links
     assert [
