@@ -21,7 +21,7 @@ from autellix_backend.reports.call_arguments import CallIdentity, call_arguments
 from autellix_backend.reports.call_arguments import read_identity as read_arguments
 
 VECTORS: dict[str, Any] = json.loads(Path(__file__).with_name("hints.json").read_text("utf-8"))
-PAGE = Path(__file__).parents[2] / "docs" / "reference" / "hints.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "wire.md"
 EMPTY: dict[str, Any] = {
     "program": "new",
     "source": "request",
