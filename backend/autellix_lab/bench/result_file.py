@@ -14,6 +14,7 @@ from autellix_backend.errors import CommandError
 from autellix_lab.bench.metrics import ProgramOutcome, metrics_of, outcomes
 from autellix_lab.bench.results import CallResult
 from autellix_lab.workload.schema import FieldError, to_record
+from autellix_lab.workload.statistics import mean_of
 from autellix_lab.workload.trace import ProgramTrace
 
 KIND = "autellix-replay"
@@ -65,6 +66,27 @@ def make_result(
         duration_s=max((result.finish_s for result in answered), default=0.0),
         errors=tuple(dict.fromkeys(errors))[:5],
         outcomes=tuple(outcomes(programs, arrivals_s, results)),
+    )
+
+
+def join_rounds(results: Sequence[ReplayResult]) -> ReplayResult:
+    """Return the results of several rounds of the same programs as one, with the mean of their durations."""
+    if len(results) == 1:
+        return results[0]
+    rounds = list(enumerate(results, start=1))
+    return ReplayResult(
+        setting={**results[0].setting, "rounds": len(results)},
+        programs=sum(result.programs for result in results),
+        calls=sum(result.calls for result in results),
+        lost_calls=sum(result.lost_calls for result in results),
+        calls_without_report=sum(result.calls_without_report for result in results),
+        duration_s=mean_of([result.duration_s for result in results]),
+        errors=tuple(dict.fromkeys(error for result in results for error in result.errors)),
+        outcomes=tuple(
+            dataclasses.replace(outcome, program=f"{outcome.program}, round {number}")
+            for number, result in rounds
+            for outcome in result.outcomes
+        ),
     )
 
 

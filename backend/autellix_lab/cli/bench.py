@@ -1,4 +1,4 @@
-"""`autellix bench`: replay recorded programs on a live endpoint, and compare results."""
+"""`autellix bench`: replay recorded programs on live endpoints, and compare results."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import dataclasses
 import datetime
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from autellix_lab.bench.endpoint import first_model, root_url
 from autellix_lab.bench.replay import ReplayError, ReplayJob, replay
 from autellix_lab.bench.result_file import (
     ReplayResult,
+    join_rounds,
     make_result,
     read_result,
     result_to_json,
@@ -30,12 +31,22 @@ from autellix_lab.bench.result_table import (
     result_table,
     verdicts_of,
 )
-from autellix_lab.cli.arguments import InputError, add_fit_options, add_json, adder, fit_of, run_action
+from autellix_lab.cli.arguments import (
+    InputError,
+    add_fit_options,
+    add_json,
+    add_load_options,
+    adder,
+    fit_of,
+    load_options,
+    run_action,
+)
 from autellix_lab.cli.console import make_console, progress_bars
 from autellix_lab.workload.arrivals import draw_arrivals
 from autellix_lab.workload.fit import apply_fit
+from autellix_lab.workload.loaders import load
 from autellix_lab.workload.trace import ProgramTrace
-from autellix_lab.workload.trace_files import read_programs
+from autellix_lab.workload.trace_files import not_empty
 
 LONGEST_RUN_S = 7 * 86400.0
 
@@ -43,7 +54,7 @@ LONGEST_RUN_S = 7 * 86400.0
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the actions and their arguments."""
     actions = parser.add_subparsers(metavar="ACTION", required=True)
-    _add_replay(actions.add_parser("replay", help="play a trace against an endpoint, and measure"))
+    _add_replay(actions.add_parser("replay", help="play a trace against one server or several, and measure"))
     _add_compare(actions.add_parser("compare", help="show results side by side, as ratios to the first"))
 
 
@@ -52,8 +63,17 @@ run = run_action
 
 def _add_replay(parser: argparse.ArgumentParser) -> None:
     add = adder(parser)
-    add("trace", "programs, as .jsonl or .jsonl.gz", Path, metavar="TRACE")
-    add("--url", "root of any OpenAI-compatible server, with or without /v1", required=True)
+    add("trace", "programs, in any format of `autellix workload convert`", Path, metavar="TRACE")
+    add_load_options(parser)
+    url = "root of any OpenAI-compatible server, with or without /v1; several are compared to the first"
+    add("--url", url, required=True, action="append")
+    add(
+        "--rounds",
+        "play on each server so often, in turn, and in the other order next",
+        count,
+        1,
+        metavar="N",
+    )
     add("--model", "model to ask for (default: the first that the server lists)")
     add("--programs", "play the first N programs only", count, metavar="N")
     add("--rate", "programs per second; without --arrivals a Poisson process", above_zero, metavar="R")
@@ -62,7 +82,8 @@ def _add_replay(parser: argparse.ArgumentParser) -> None:
     add_fit_options(parser)
     add("--timeout", "longest time that a call may take, s", above_zero, 600.0, metavar="S")
     add("--seed", "seed of the arrivals and of the words in prompts", int, 0)
-    add("--out", "write the result as JSON, for `autellix bench compare`", Path, metavar="FILE")
+    out = "write the result as JSON, for `autellix bench compare`; of several servers, the comparison"
+    add("--out", out, Path, metavar="FILE")
     add_json(parser, "print the result as JSON instead of a table")
     parser.set_defaults(action=_replay)
 
@@ -77,31 +98,43 @@ def _replay(args: argparse.Namespace) -> int:
     console = make_console(is_stderr=args.json)
     programs = load_programs(args)
     arrivals_s = plan_arrivals(args, programs)
-    url = root_url(args.url)
-    model = args.model or first_model(url)
+    urls = [root_url(url) for url in args.url]
+    if len(set(urls)) < len(urls):
+        raise InputError("--url: the same server is named twice")
+    models = {url: args.model or first_model(url) for url in urls}
     if args.out is not None:
         # A long run whose result cannot be written would be lost.
         args.out.open("a").close()
-    setting = _setting(args, programs, url, model)
-    job = ReplayJob(
-        base_url=url,
-        model=model,
-        programs=programs,
-        arrivals_s=arrivals_s,
-        # The time keeps the words of an earlier run out of the server's prefix cache.
-        salt=f"{args.seed}:{setting['when']}",
-        call_timeout_s=args.timeout,
-        timeout_s=LONGEST_RUN_S,
-        api_key=None,
-    )
-    calls = sum(len(program.calls) for program in programs)
+    found: dict[str, list[ReplayResult]] = {url: [] for url in urls}
     with progress_bars(console) as follow:
-        results = replay(job, follow(f"{len(programs)} programs", calls))
-    result = make_result(setting, programs, arrivals_s, results)
-    _show_result(args, console, result)
-    if result.lost_calls:
-        causes = "; ".join(result.errors)
-        raise ReplayError(f"{result.lost_calls} of {result.calls} calls were lost: {causes}")
+        for number in range(args.rounds):
+            for url in reversed(urls) if number % 2 else urls:
+                setting = _setting(args, programs, url, models[url])
+                job = ReplayJob(
+                    base_url=url,
+                    model=models[url],
+                    programs=programs,
+                    arrivals_s=arrivals_s,
+                    # The time keeps the words of an earlier run out of the server's prefix cache, and the
+                    # address those of a run on an engine that both servers have behind them.
+                    salt=f"{args.seed}:{setting['when']}:{url}",
+                    call_timeout_s=args.timeout,
+                    timeout_s=LONGEST_RUN_S,
+                    api_key=None,
+                )
+                shown = f"{len(programs)} programs" + (f", {url}" if len(urls) > 1 else "")
+                results = replay(job, follow(shown, setting["calls"]))
+                found[url].append(make_result(setting, programs, arrivals_s, results))
+    joined = {url: join_rounds(results) for url, results in found.items()}
+    if len(joined) == 1:
+        _show_result(args, console, joined[urls[0]])
+    else:
+        _show_comparison(joined, console, is_json=args.json, out=args.out)
+    if lost := [result for result in joined.values() if result.lost_calls]:
+        causes = "; ".join(dict.fromkeys(error for result in lost for error in result.errors))
+        count_lost = sum(result.lost_calls for result in lost)
+        calls = sum(result.calls for result in joined.values())
+        raise ReplayError(f"{count_lost} of {calls} calls were lost: {causes}")
     return 0
 
 
@@ -112,7 +145,7 @@ def load_programs(args: argparse.Namespace) -> list[ProgramTrace]:
         TraceError: if the trace cannot be read or holds no program.
         InputError: if the bounds leave no room for a call.
     """
-    programs = read_programs(args.trace)[: args.programs]
+    programs = not_empty(load(args.trace, args.format, load_options(args)), args.trace)[: args.programs]
     fit = fit_of(args)
     return with_unique_ids([apply_fit(program, fit) for program in programs])
 
@@ -175,15 +208,22 @@ def _show_result(args: argparse.Namespace, console: Console, result: ReplayResul
 
 def _compare(args: argparse.Namespace) -> int:
     results = dict(zip(_labels(args.results), map(read_result, args.results), strict=True))
+    _show_comparison(results, make_console(), is_json=args.json)
+    return 0
+
+
+def _show_comparison(
+    results: Mapping[str, ReplayResult], console: Console, *, is_json: bool, out: Path | None = None
+) -> None:
     differing, verdicts = differing_settings(results), verdicts_of(results)
-    if args.json:
-        numbers = {
-            label: result_to_json(item) | {"figures": figures(item)} for label, item in results.items()
-        }
-        judged = {label: dataclasses.asdict(verdict) for label, verdict in verdicts.items()}
-        print(json.dumps({"results": numbers, "verdicts": judged, "differing_settings": differing}))
-        return 0
-    console = make_console()
+    numbers = {label: result_to_json(item) | {"figures": figures(item)} for label, item in results.items()}
+    judged = {label: dataclasses.asdict(verdict) for label, verdict in verdicts.items()}
+    mapping = {"results": numbers, "verdicts": judged, "differing_settings": differing}
+    if out is not None:
+        out.write_text(json.dumps(mapping, indent=1) + "\n", encoding="utf-8")
+    if is_json:
+        print(json.dumps(mapping))
+        return
     console.print(result_table(results))
     for line in differing:
         console.print(f"differs: {line}")
@@ -191,7 +231,6 @@ def _compare(args: argparse.Namespace) -> int:
         console.print(ratio_table(next(iter(results)), verdicts))
     for label, verdict in verdicts.items():
         console.print(f"{label}: {verdict.text}", highlight=False, soft_wrap=True)
-    return 0
 
 
 def _labels(paths: Sequence[Path]) -> list[str]:

@@ -9,6 +9,7 @@ import pytest
 from autellix_lab.bench.result_file import (
     ReplayResult,
     ResultFileError,
+    join_rounds,
     make_result,
     read_result,
     result_to_json,
@@ -45,6 +46,16 @@ def test_a_result_counts_what_was_lost() -> None:
     result = make(lost=True, receipt=None)
     assert (result.programs, result.calls, result.lost_calls, len(result.outcomes)) == (2, 2, 1, 1)
     assert (result.duration_s, result.errors, result.calls_without_report) == (2.0, ("late",), 1)
+
+
+def test_rounds_are_joined_program_by_program() -> None:
+    whole, cut = make(), make(lost=True)
+    joined = join_rounds([whole, cut])
+    assert [outcome.program for outcome in joined.outcomes] == ["a, round 1", "b, round 1", "a, round 2"]
+    assert (joined.programs, joined.calls, joined.lost_calls, joined.errors) == (4, 4, 1, ("late",))
+    assert joined.duration_s == (9.0 + 2.0) / 2
+    assert joined.setting == {"seed": 1, "rounds": 2}
+    assert join_rounds([whole]) is whole
 
 
 @pytest.mark.parametrize("receipt", [RECEIPT, None])

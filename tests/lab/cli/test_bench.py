@@ -148,6 +148,65 @@ def test_an_endpoint_without_receipts_has_the_available_metrics(
     assert lines["programs without a lost call"].split("│")[3].strip() == "2"
 
 
+WEKA_REQUESTS = [
+    {"t": 0.0, "type": "n", "in": 69, "out": 3, "hash_ids": [1], "input_types": ["text"], "api_time": 0.01},
+    {
+        "t": 0.1,
+        "type": "n",
+        "in": 133,
+        "out": 3,
+        "hash_ids": [1, 2],
+        "input_types": ["text"],
+        "api_time": 0.01,
+    },
+]
+
+
+def test_a_public_trace_is_played_on_two_servers_in_turn(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number in range(5):
+        session = {
+            "id": f"s{number}",
+            "block_size": 64,
+            "tool_tokens": 9,
+            "system_tokens": 9,
+            "models": ["m"],
+        }
+        trace = tmp_path / f"trace_{number}.json"
+        trace.write_text(json.dumps(session | {"requests": WEKA_REQUESTS}), encoding="utf-8")
+    out, order = tmp_path / "out.json", list[str]()
+
+    async def run(*more: str) -> int:
+        engines = [FakeEngine(FakeBehaviour(output_tokens=100), name=name) for name in ("one", "two")]
+        for engine in engines:
+            await engine.start()
+        try:
+            urls = [word for engine in engines for word in ("--url", engine.base_url)]
+            words = ["bench", "replay", str(tmp_path), *urls, "--rounds", "2", "--arrivals", "at_once"]
+            code = await asyncio.to_thread(main, [*words, "--gaps", "zero", "--out", str(out), *more])
+            for engine in engines:
+                prompts = [call.json["messages"][0]["content"] for call in engine.calls]
+                assert len(prompts) == 2 * (2 + 10)
+                order.extend(prompts)
+            return code
+        finally:
+            for engine in engines:
+                await engine.stop()
+
+    assert asyncio.run(run()) == 0
+    shown = capsys.readouterr().out
+    assert "program latency (s)" in shown and "/ http://127.0.0.1:" in shown and "lost calls" in shown
+    document = json.loads(out.read_text())
+    first, second = document["results"].values()
+    assert [item["programs"] for item in (first, second)] == [10, 10]
+    assert first["setting"]["rounds"] == 2
+    assert [verdict["programs"] for verdict in document["verdicts"].values()] == [10]
+    # Two servers may have one engine behind them: no run repeats the words of another but the probe's.
+    second_calls = [prompt for prompt in order if len(prompt) > 500]
+    assert (len(second_calls), len(set(second_calls))) == (20 + 4, 20 + 1)
+
+
 def test_lost_calls_give_code_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trace = tmp_path / "trace.jsonl"
     write_traces(trace, [program("a")])
@@ -177,6 +236,10 @@ def test_lost_calls_give_code_1(tmp_path: Path, capsys: pytest.CaptureFixture[st
         (
             ["replay", "trace.jsonl", "--url", "http://h", "--rate", "1", "--model", "m", "--out", "no/x"],
             "no/x",
+        ),
+        (
+            ["replay", "trace.jsonl", "--url", "http://h", "--url", "http://h/v1", "--rate", "1"],
+            "the same server is named twice",
         ),
         (["compare", "trace.jsonl"], "trace.jsonl: file is not JSON"),
         (["compare", "same.json", "same.json"], "the same result file is named twice"),
