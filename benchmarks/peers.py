@@ -1,23 +1,26 @@
-"""The commands of routers and gateways of others, for benchmarks that put them in front of engines.
+"""The commands of routers, gateways and schedulers of others, for benchmarks beside ours.
 
 A peer is named by the program of its environment, or by a checkout: `vllm-router`, `litellm` (with its extra
-`proxy`), `sglang-router`, `smg`, or a folder with ThunderAgent's code.
+`proxy`), `sglang-router`, `smg`, a folder with ThunderAgent's code, or AgentInfer's `vllm`. That is an engine
+itself, so its environment has vLLM, too.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from autellix_backend.engines.replica import free_port
 
 LOCAL = "127.0.0.1"
 THUNDER_INTERVAL_S = 0.1
 """Of its scheduler: at its own default of 5 s, programs of 10 s would only wait."""
-PROGRAM_SCHEDULING = {
+PROGRAM_SCHEDULING: dict[str, Any] = {
     "global_queue": True,
     "metrics_interval_seconds": 0.1,
     "prefill_cost_model": {
@@ -33,6 +36,29 @@ PROGRAM_SCHEDULING = {
     },
 }
 """Of vLLM's router: what its documentation recommends, and the demo engine's costs, fitted on two cores."""
+_PREFILL, _DECODE = PROGRAM_SCHEDULING["prefill_cost_model"], PROGRAM_SCHEDULING["decode_throughput_model"]
+AGENTINFER = "AgentInfer"
+AGENTINFER_OWN = "AgentInfer, its own constants"
+AGENTINFER_FITTED = {
+    "schedule_interval_seconds": 0.1,
+    "progress_ttl": {
+        "ttl_prefill_model_intercept_seconds": _PREFILL["intercept_seconds"],
+        "ttl_prefill_model_linear_seconds_per_1k_tokens": _PREFILL["linear_seconds_per_1k_tokens"],
+        "ttl_prefill_model_quadratic_seconds_per_1k_tokens_squared": _PREFILL[
+            "quadratic_seconds_per_1k_tokens_squared"
+        ],
+        "ttl_decode_throughput_alpha": _PREFILL["decode_throughput_alpha"],
+        "decode_step_fixed_seconds": _DECODE["fixed_step_seconds"],
+        "decode_step_seconds_per_request": _DECODE["batch_step_seconds_per_request"],
+        "decode_step_seconds_per_context_token": _DECODE["context_step_seconds_per_token"],
+        "force_resume_timeout_min_seconds": 3.0,
+        "force_resume_timeout_max_seconds": 30.0,
+        "privileged_ttl_seconds": 0.5,
+        "shared_prefix_freshness_warmup_seconds": 10.0,
+    },
+}
+"""AgentInfer's settings: the costs of the demo's engine, as above, and a tenth of its waiting times, since
+programs here last some seconds, and not minutes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +75,40 @@ class Peer:
 
 def name_of(program: Path) -> str:
     """Return a peer's name."""
-    return "ThunderAgent" if program.is_dir() else {"litellm": "LiteLLM"}.get(program.name, program.name)
+    known = {"litellm": "LiteLLM", "vllm": AGENTINFER}
+    return "ThunderAgent" if program.is_dir() else known.get(program.name, program.name)
+
+
+def agentinfer(program: Path, engine: Sequence[str], port: int, *, is_fitted: bool) -> Peer:
+    """Return a vLLM server with AgentInfer's scheduler and middleware, as `--agentinfer` adds them.
+
+    `vllm serve` itself fails with vLLM's build for CPUs, on which async scheduling is off.
+
+    Args:
+        program: The `vllm` of an environment that has both.
+        engine: Arguments of the server.
+        port: The port to serve at.
+        is_fitted: Whether to set what depends on an engine's speed, and not keep its own constants.
+    """
+    core = "agentinfer.agentcache.core"
+    command = [str(program.with_name("python")), "-m", "vllm.entrypoints.openai.api_server", *engine]
+    command += ["--port", str(port), "--no-async-scheduling"]
+    command += ["--scheduler-cls", f"{core}.scheduler.AgentCacheSyncSchedulerBridge"]
+    for name in ("AgentCacheIdentityMiddleware", "AgentCacheLifecycleMiddleware"):
+        command += ["--middleware", f"{core}.api_adapter.{name}"]
+    settings = AGENTINFER_FITTED if is_fitted else {}
+    command += ["--additional-config", json.dumps({"agentcache": settings})]
+    return Peer(
+        name=AGENTINFER if is_fitted else AGENTINFER_OWN,
+        command=command,
+        port=port,
+        environment={"AGENTCACHE_VLLM_LIFECYCLE_SOCKET": lifecycle_socket(port)},
+    )
+
+
+def lifecycle_socket(port: int) -> str:
+    """Return the path at which AgentInfer's engine at a port learns what becomes of programs."""
+    return str(Path(tempfile.gettempdir()) / f"agentinfer-{port}.sock")
 
 
 def peer(

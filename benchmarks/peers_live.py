@@ -1,15 +1,21 @@
-"""Play the demo's scarce-memory programs through routers and gateways of others and ours, on real engines.
+"""Play the demo's scarce-memory programs on plain vLLM, on routers and schedulers of others, and on ours.
 
     git clone https://github.com/ThunderAgent-org/ThunderAgent
-    python benchmarks/peers_live.py --peers ThunderAgent \\
-        A/bin/vllm-router B/bin/litellm C/bin/sglang-router D/bin/smg
+    python benchmarks/peers_live.py --peers ThunderAgent A/bin/vllm-router B/bin/vllm C/bin/sglang-router
 
-All engines are vLLM with the demo's model and KV memory. The same plain ones serve clients directly (a fixed
-split of the programs where there are several), each peer, and `autellix by URL`; `autellix` has its own, with
-our scheduler. Each peer runs as its documentation recommends, and its clients name programs in its own way
-(peers.py, peers_client.py). In each round all systems play the same programs and arrivals in a seeded order,
-with words of their own. Each run is a line of OUT/runs.jsonl; runs that are there are not repeated, so that
-`--minutes` may cut the work into parts. Medians come at the end. Wants an idle machine.
+All engines are vLLM with the demo's model and KV memory. The same plain ones serve clients directly (a
+fixed split of the programs where there are several), each router, and `autellix by URL`. `autellix` has its
+own behind its gateway, `autellix inside` its own without one, and so has AgentInfer. Those with `host
+memory`, which `--systems` has to name, offload KV blocks to one GiB. Each peer runs as its documentation
+recommends, and its clients name programs in its own way (peers.py, peers_client.py).
+
+In each round all systems play the same programs and arrivals, drawn for that round, in a seeded order, with
+words of their own. On one engine, arrivals and pauses are steps of the engine that serves (the demo's
+clock, prefill weighed), which other work on the machine makes longer and not more numerous: figures in
+steps hold on a machine that is not idle. On several engines they are seconds.
+
+Each run is a line of OUT/runs.jsonl; runs that are there are not repeated, so that `--minutes` may cut the
+work into parts. The tables come at the end, and with `--rounds 0` alone.
 """
 
 from __future__ import annotations
@@ -18,6 +24,7 @@ import argparse
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import random
 import subprocess
@@ -27,33 +34,44 @@ import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from statistics import median
 from typing import Any
 
-from peers import LOCAL, Peer, name_of, peer
+from peers import AGENTINFER, AGENTINFER_OWN, LOCAL, Peer, agentinfer, name_of, peer
 
 from autellix_backend.engines import guard
 from autellix_backend.engines.replica import free_port
 from autellix_backend.engines.vllm_command import VLLM_SERVER, device_arguments, environment_defaults
 from autellix_backend.settings import child_environment
 from autellix_lab.bench.backend import BackendProcess
+from autellix_lab.bench.calibrate import Calibration
 from autellix_lab.bench.compare import Target, calibrate
 from autellix_lab.bench.metrics import summarise
 from autellix_lab.bench.replay import CLIENT_CODE, ReplayJob, replay
 from autellix_lab.bench.results import CallResult
+from autellix_lab.bench.step_clock import work_of
 from autellix_lab.demo.model import DEMO_MODEL_NAME, build_demo_model, demo_model_directory
 from autellix_lab.demo.parts import BLOCK_TOKENS, DemoOptions, Part, demo_parts
 from autellix_lab.workload.arrivals import poisson_arrivals
+from autellix_lab.workload.statistics import mean_of, standard_error
 from autellix_lab.workload.trace import ProgramTrace
 
-GRACE_S, START_S = 5.0, 300.0
-PEER_CLIENT = Path(__file__).with_name("peers_client.py")
-PEER_CODE = f"import runpy; runpy.run_path({str(PEER_CLIENT)!r}, run_name='__main__')"
+GRACE_S, START_S = 5.0, 900.0
+CLI = (sys.executable, "-m", "autellix_backend.cli.main")
+HERE = Path(__file__).parent
+PEER_CODE = (
+    f"sys.path.insert(0, {str(HERE)!r}); import runpy; runpy.run_module('peers_client', run_name='__main__')"
+)
 KV_BLOCKS = 180
 """Of each engine: scarce KV memory."""
 KV_TOKENS = (KV_BLOCKS - 1) * BLOCK_TOKENS
-DIRECT, BY_URL, OURS = "vLLM", "autellix by URL", "autellix"
-FIGURES = ("mean s", "p50 s", "p95 s", "makespan s", "cached")
+HOST_GIB = 1
+DIRECT, DIRECT_HOST = "vLLM", "vLLM, host memory"
+BY_URL, INSIDE, OURS, OURS_HOST = "autellix by URL", "autellix inside", "autellix", "autellix, host memory"
+OURS_ALL = (BY_URL, INSIDE, OURS, OURS_HOST)
+FIGURES = ("mean steps", "p95 steps", "last steps", "mean s", "p95 s", "last s")
+"""Of program latencies, and until the last program has ended."""
+PASSES = "passes"
+"""Forward passes of all engines."""
 ERRORS = ("lost", "other length")
 Run = dict[str, Any]
 
@@ -72,102 +90,143 @@ class Server:
         while self.process.poll() is None and time.monotonic() < deadline_s:
             with contextlib.suppress(OSError), urllib.request.urlopen(self.url + health, timeout=5):
                 return
-            time.sleep(0.2)
+            time.sleep(0.5)
         raise RuntimeError(f"a server has ended or does not answer; its log is {self.log}")
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class System:
+    """What is compared."""
+
+    urls: Sequence[str]
+    """Where clients send their calls; each address has its share of the programs."""
+    engines: Sequence[str]
+    """The vLLM servers that answer."""
+
+
 @contextlib.contextmanager
-def starting(
-    log: Path, command: Sequence[str], port: int, environment: Mapping[str, str]
-) -> Iterator[Server]:
+def starting(made: Peer, log: Path) -> Iterator[Server]:
     """Run a server, without waiting for it."""
-    process = guard.start(command, GRACE_S, log, child_environment(dict(environment)))
+    process = guard.start(made.command, GRACE_S, log, child_environment(dict(made.environment)))
     try:
-        yield Server(process, f"http://{LOCAL}:{port}", log)
+        yield Server(process, f"http://{LOCAL}:{made.port}", log)
     finally:
         process.communicate()
 
 
 @contextlib.contextmanager
-def systems(args: argparse.Namespace, options: DemoOptions) -> Iterator[dict[str, list[str]]]:
-    """Run the systems; yield the addresses of each."""
+def systems(args: argparse.Namespace, options: DemoOptions) -> Iterator[dict[str, System]]:
+    """Run the systems."""
     extra = ["--block-size", str(BLOCK_TOKENS), "--num-gpu-blocks-override", str(KV_BLOCKS)]
     extra += ["--max-model-len", str(KV_TOKENS), "--enable-prompt-tokens-details"]
+    engine = {"max_num_seqs": options.max_num_seqs, "extra_args": extra, "replicas": args.engines}
+    sizes = {OURS: {}, OURS_HOST: {"kv_host_gib": HOST_GIB}}
     with contextlib.ExitStack() as stack:
-        engine = {"max_num_seqs": options.max_num_seqs, "extra_args": extra, "replicas": args.engines}
-        ours = stack.enter_context(
-            BackendProcess(OURS, "demo", {"gateway": {"port": 0}, "engine": engine}, args.out)
-        )
-        if OURS in args.systems:
-            ours.launch()
-        engines = [
-            stack.enter_context(plain_engine(args.out, n, options, extra)) for n in range(args.engines)
+
+        def start(made: Peer) -> Server:
+            return stack.enter_context(starting(made, args.out / f"{file_name(made.name)}-{made.port}.log"))
+
+        gateways = {}
+        for name in [name for name in sizes if name in args.systems]:
+            settings = {"gateway": {"port": 0}, "engine": engine | sizes[name]}
+            gateways[name] = BackendProcess(file_name(name), "demo", settings, args.out)
+            stack.enter_context(gateways[name]).launch()
+        kinds = [
+            name for name in (DIRECT, DIRECT_HOST, INSIDE, AGENTINFER, AGENTINFER_OWN) if name in args.systems
         ]
-        for server in engines:
-            server.wait("/health")
-        plain = [server.url for server in engines]
-        found = {DIRECT: plain}
-        started = []
-        for made in fronts(args, plain):
-            log = args.out / f"{made.name.replace(' ', '-')}.log"
-            server = stack.enter_context(starting(log, made.command, made.port, made.environment))
-            started.append((made, server))
+        servers = {
+            name: [start(bare_engine(args, name, options, extra)) for _ in range(args.engines)]
+            for name in kinds
+        }
+        found = {}
+        for name, own in servers.items():
+            for server in own:
+                server.wait("/health")
+            urls = [server.url for server in own]
+            found[name] = System(urls, urls)
+        plain = found[DIRECT].urls
+        started = [(made, start(made)) for made in fronts(args, plain)]
         for made, server in started:
             server.wait(made.health)
-            found[made.name] = [server.url]
-        if OURS in args.systems:
-            ours.wait_ready()
-            found[OURS] = [ours.base_url]
+            found[made.name] = System([server.url], plain)
+        for name, gateway in gateways.items():
+            gateway.wait_ready(START_S)
+            found[name] = System([gateway.base_url], engines_of(gateway))
         yield {name: found[name] for name in args.systems}
 
 
-@contextlib.contextmanager
-def plain_engine(out: Path, number: int, options: DemoOptions, extra: Sequence[str]) -> Iterator[Server]:
-    """Run a plain vLLM server."""
+def file_name(system: str) -> str:
+    """Return a name without blanks and commas."""
+    return system.replace(",", "").replace(" ", "-")
+
+
+def engines_of(gateway: BackendProcess) -> list[str]:
+    """Return the addresses of a gateway's engines."""
+    with urllib.request.urlopen(f"{gateway.base_url}/autellix/v1/engines", timeout=30) as answer:
+        return [str(engine["base_url"]) for engine in json.load(answer)["engines"]]
+
+
+def bare_engine(args: argparse.Namespace, name: str, options: DemoOptions, extra: Sequence[str]) -> Peer:
+    """Return a vLLM server that clients call directly."""
     model, port = str(build_demo_model(demo_model_directory(), 0)), free_port(LOCAL)
     environment = environment_defaults(model, is_cpu=True)
-    command = [*VLLM_SERVER, "--model", model, "--served-model-name", DEMO_MODEL_NAME, "--host", LOCAL]
-    command += ["--max-num-seqs", str(options.max_num_seqs), "--port", str(port)]
-    command += [*device_arguments(model, extra, environment, is_cpu=True), *extra]
-    with starting(out / f"vllm-{number}.log", command, port, environment) as server:
-        yield server
+    words = ["--served-model-name", DEMO_MODEL_NAME, "--host", LOCAL]
+    words += ["--max-num-seqs", str(options.max_num_seqs)]
+    words += [*device_arguments(model, extra, environment, is_cpu=True), *extra]
+    if name == INSIDE:
+        command = [*CLI, "vllm", "serve", model, *words, "--port", str(port)]
+    elif name in (AGENTINFER, AGENTINFER_OWN):
+        program = next(program for program in args.peers if name_of(program) == AGENTINFER)
+        made = agentinfer(program, ["--model", model, *words], port, is_fitted=name == AGENTINFER)
+        return dataclasses.replace(made, environment={**environment, **made.environment})
+    else:
+        offload = ["--kv-offloading-size", str(HOST_GIB)] if name == DIRECT_HOST else []
+        command = [*VLLM_SERVER, "--model", model, *words, *offload, "--port", str(port)]
+    return Peer(name=name, command=command, port=port, environment=environment)
 
 
 def fronts(args: argparse.Namespace, plain: Sequence[str]) -> Iterator[Peer]:
     """Return what stands in front of the plain engines."""
     for program in args.peers:
-        if name_of(program) in args.systems:
+        if name_of(program) in args.systems and name_of(program) != AGENTINFER:
             yield peer(program, plain, free_port(LOCAL), DEMO_MODEL_NAME, args.out, kv_tokens=KV_TOKENS)
     if BY_URL in args.systems:
         port = free_port(LOCAL)
-        command = [sys.executable, "-m", "autellix_backend.cli.main", "serve", "--port", str(port)]
+        command = [*CLI, "serve", "--port", str(port)]
         command += [word for url in plain for word in ("--engine", url)]
         yield Peer(name=BY_URL, command=command, port=port, health="/readyz")
 
 
 def play(
-    name: str, urls: Sequence[str], programs: Sequence[ProgramTrace], arrivals_s: Sequence[float], salt: str
+    name: str,
+    system: System,
+    programs: Sequence[ProgramTrace],
+    arrivals_s: Sequence[float],
+    salt: str,
+    speed: Calibration | None,
 ) -> list[CallResult]:
-    """Play programs on a system; with several addresses each gets its share, in turn."""
+    """Play programs on a system, at an engine's speed on its own clock; without one, in seconds."""
     code = f"import sys; sys.argv = ['', {name!r}]; {PEER_CODE}"
     jobs = [
         ReplayJob(
             base_url=url,
             model=DEMO_MODEL_NAME,
-            programs=programs[place :: len(urls)],
-            arrivals_s=arrivals_s[place :: len(urls)],
+            programs=programs[place :: len(system.urls)],
+            arrivals_s=arrivals_s[place :: len(system.urls)],
             salt=salt,
+            engine_url=system.engines[0] if speed else None,
+            step_s=speed.step_s if speed else math.inf,
         )
-        for place, url in enumerate(urls)
+        for place, url in enumerate(system.urls)
     ]
-    client_code = CLIENT_CODE if name in (BY_URL, OURS) else code
+    client_code = CLIENT_CODE if name in OURS_ALL else code
     with ThreadPoolExecutor(len(jobs)) as pool:
         parts = pool.map(lambda job: replay(job, client_code=client_code), jobs)
         return [result for part in parts for result in part]
 
 
 def figures_of(
-    programs: Sequence[ProgramTrace], arrivals_s: Sequence[float], results: Sequence[CallResult]
+    programs: Sequence[ProgramTrace], arrivals_s: Sequence[float] | None, results: Sequence[CallResult]
 ) -> Run:
     """Return a run's figures; calls with an answer of another length than asked are counted."""
     run = summarise(programs, arrivals_s, results)
@@ -178,14 +237,28 @@ def figures_of(
         result.error is None and result.output_tokens != max(1, wanted[result.program, result.call])
         for result in results
     )
-    latency = run.metrics.get("latency_s", {})
-    cached = run.totals["cached_tokens"] / max(1, run.totals["prompt_tokens"])
-    figures = [*(latency.get(key) for key in ("mean", "p50", "p95")), run.duration_s, cached]
-    return dict(zip(FIGURES, figures, strict=True)) | {
-        "lost": run.lost_calls,
-        "other length": other,
-        "errors": run.errors,
-    }
+    found: Run = {}
+    last_steps = max(
+        (result.finish_step for result in results if result.finish_step is not None), default=None
+    )
+    for unit, last in (("steps", last_steps), ("s", run.duration_s)):
+        latency = run.metrics.get(f"latency_{unit}", {})
+        found |= {
+            f"mean {unit}": latency.get("mean"),
+            f"p95 {unit}": latency.get("p95"),
+            f"last {unit}": last,
+        }
+    found["cached"] = run.totals["cached_tokens"] / max(1, run.totals["prompt_tokens"])
+    return found | {"lost": run.lost_calls, "other length": other, "errors": run.errors}
+
+
+def work(system: System) -> tuple[float, float]:
+    """Return the forward passes and the prefilled tokens of a system's engines since they started."""
+    found = []
+    for url in system.engines:
+        with urllib.request.urlopen(f"{url}/metrics", timeout=60) as answer:
+            found.append(work_of(answer.read().decode()))
+    return sum(each.steps for each in found), sum(each.prefilled_tokens for each in found)
 
 
 def read_runs(path: Path) -> list[Run]:
@@ -202,37 +275,71 @@ def order_of(names: Sequence[str], workload: str, number: int) -> list[str]:
     return order
 
 
-def table(runs: Sequence[Run], systems: Sequence[str]) -> str:
-    """Return the medians as lines of a Markdown table.
+@dataclasses.dataclass(frozen=True, slots=True)
+class Share:
+    """A quotient of two means over rounds, with its standard error."""
 
-    Beside each mean stand the rounds in which it is less than that of `autellix`, of those that both have.
+    ratio: float
+    error: float
+
+    def __str__(self) -> str:
+        return f"{self.ratio:.2f}" + ("" if math.isinf(self.error) else f" ± {self.error:.2f}")
+
+
+def share_of(runs: Sequence[Run], system: str, base: str, figure: str) -> Share | None:
+    """Return a figure of a system over that of another, over the rounds of one workload that have both.
+
+    The error is that of the rounds' residuals (the delta method). None without a round.
     """
-    workloads = list(dict.fromkeys(run["workload"] for run in runs))
-    heads = [f"{workload}: {', '.join(FIGURES)}" for workload in workloads]
-    lines = ["| | " + " | ".join(heads) + " | errors, runs |", "|---" * (len(heads) + 2) + "|"]
+    known = {(run["system"], run["round"]): run.get(figure) for run in runs}
+    rounds = sorted({number for _, number in known})
+    pairs = [(known.get((system, number)), known.get((base, number))) for number in rounds]
+    both = [(own, other) for own, other in pairs if own is not None and other is not None]
+    scale = mean_of([other for _, other in both]) if both else 0.0
+    if scale <= 0:
+        return None
+    ratio = mean_of([own for own, _ in both]) / scale
+    return Share(ratio, standard_error([(own - ratio * other) / scale for own, other in both]))
+
+
+def table(runs: Sequence[Run], systems: Sequence[str]) -> str:
+    """Return a workload's runs as a Markdown table: plain vLLM's means, and the shares of others."""
+    figures = [figure for figure in (*FIGURES, PASSES) if any(run.get(figure) is not None for run in runs)]
+    lines = [f"| | {' | '.join(figures)} | cached | errors, rounds |", "|---" * (len(figures) + 3) + "|"]
     for name in systems:
         own = [run for run in runs if run["system"] == name]
-        cells = [cell_of(workload, own, runs) for workload in workloads]
+        if not own:
+            continue
+        if name == DIRECT:
+            cells = [
+                spread([run[figure] for run in own if run.get(figure) is not None]) for figure in figures
+            ]
+        else:
+            cells = [str(share_of(runs, name, DIRECT, figure) or "-") for figure in figures]
+        cells.append(f"{mean_of([run['cached'] for run in own]):.2f}")
         errors = sum(run[kind] for run in own for kind in ERRORS)
-        lines += [f"| {name} | " + " | ".join(cells) + f" | {errors}, {len(own)} |"] if own else []
+        lines.append(f"| {name} | {' | '.join(cells)} | {errors}, {len(own)} |")
     return "\n".join(lines)
 
 
-def cell_of(workload: str, runs: Sequence[Run], others: Sequence[Run]) -> str:
-    """Return a system's medians of a workload."""
-    own = {run["round"]: run for run in runs if run["workload"] == workload}
-    ours = {run["round"]: run for run in others if run["workload"] == workload and run["system"] == OURS}
-    values = [text_of([run[figure] for run in own.values() if run[figure] is not None]) for figure in FIGURES]
-    means = [(own[at]["mean s"], ours[at]["mean s"]) for at in own if at in ours and own[at] is not ours[at]]
-    both = [(theirs, our) for theirs, our in means if None not in (theirs, our)]
-    if both:
-        values[0] += f" ({sum(theirs < our for theirs, our in both)} of {len(both)})"
-    return ", ".join(values)
+def spread(values: Sequence[float]) -> str:
+    """Return the mean of values with its standard error; a dash for none, as programs lost calls."""
+    if not values:
+        return "-"
+    text = f"{mean_of(values):.3g}" if mean_of(values) < 100 else f"{mean_of(values):.0f}"
+    return text if len(values) == 1 else f"{text} ± {standard_error(values):.2g}"
 
 
-def text_of(values: Sequence[float]) -> str:
-    """Return the median; a dash where no run has a value, because each program has lost a call."""
-    return f"{median(values):.3g}" if values else "-"
+def losses(runs: Sequence[Run], systems: Sequence[str], base: str) -> list[str]:
+    """Return where others are ahead of a system of ours, the farthest first."""
+    found = [
+        (share.ratio, f"{figure}: {name} {share} of {base}")
+        for name in systems
+        if name not in OURS_ALL
+        for figure in FIGURES
+        if (share := share_of(runs, name, base, figure)) is not None and share.ratio < 1
+    ]
+    return [line for _, line in sorted(found)]
 
 
 @dataclasses.dataclass(slots=True)
@@ -240,56 +347,72 @@ class Measurement:
     """Plays what is missing, and writes it down."""
 
     args: argparse.Namespace
-    urls: Mapping[str, Sequence[str]]
-    parts: Mapping[str, Part]
+    systems: Mapping[str, System]
+    options: Mapping[str, DemoOptions]
+    """By workload."""
     runs: list[Run]
     deadline_s: float
 
+    def part(self, workload: str, number: int) -> Part:
+        """Return the programs of a round."""
+        return demo_parts(dataclasses.replace(self.options[workload], seed=number))[0]
+
     def warm_up(self) -> None:
         """Let each system make the calls of programs that fit into memory together."""
-        for workload, part in self.parts.items():
-            programs = part.calibration
-            for name, urls in self.urls.items():
-                play(name, urls, programs, [0.0] * len(programs), f"{workload}:warm-up:{time.time()}")
+        for workload in self.options:
+            programs = self.part(workload, 1).calibration
+            for name, system in self.systems.items():
+                play(name, system, programs, [0.0] * len(programs), f"{workload}:warm-up:{time.time()}", None)
 
     def play_rounds(self) -> None:
         """Play until all is there or the time is over."""
         for number in range(1, self.args.rounds + 1):
-            for workload, part in self.parts.items():
-                for name in order_of(list(self.urls), workload, number):
+            for workload in self.options:
+                for name in order_of(list(self.systems), workload, number):
                     if time.monotonic() > self.deadline_s:
                         return
-                    if not any(run["system"] == name for run in self._round(workload, number)):
-                        self._play(workload, part, number, name)
+                    if not any(
+                        run["system"] == name and run["round"] == number for run in self._known(workload)
+                    ):
+                        self._play(workload, number, name)
 
-    def _round(self, workload: str, number: int) -> list[Run]:
-        key = (self.args.engines, workload, number)
-        return [run for run in self.runs if (run["engines"], run["workload"], run["round"]) == key]
+    def _known(self, workload: str) -> list[Run]:
+        key = (self.args.engines, workload)
+        return [run for run in self.runs if (run["engines"], run["workload"]) == key]
 
-    def _play(self, workload: str, part: Part, number: int, name: str) -> None:
-        rate_per_s = self._rate_per_s(workload, part, number)
-        arrivals_s = poisson_arrivals(len(part.load.programs), rate_per_s, 0)
-        busy = os.getloadavg()[0]
+    def _play(self, workload: str, number: int, name: str) -> None:
+        system, load, speed = (
+            self.systems[name],
+            self.part(workload, number).load,
+            self._speed(workload, number),
+        )
+        rate_per_s = self.args.engines * speed.rate_for(load.rho, load.programs)
+        arrivals_s = poisson_arrivals(len(load.programs), rate_per_s, number)
+        busy, (passes, prefilled) = os.getloadavg()[0], work(system)
         salt = f"{name}:{number}:{self.args.engines}"
-        results = play(name, self.urls[name], part.load.programs, arrivals_s, salt)
+        clock = speed if self.args.engines == 1 else None
+        results = play(name, system, load.programs, arrivals_s, salt, clock)
         run = {"engines": self.args.engines, "workload": workload, "round": number, "system": name}
-        run["programs"] = len(part.load.programs)
-        run |= {"rate": rate_per_s, "load": busy} | figures_of(part.load.programs, arrivals_s, results)
+        run |= {"programs": len(load.programs), "speed": dataclasses.asdict(speed), "load": busy}
+        run |= figures_of(load.programs, None if clock else arrivals_s, results)
+        passes_now, prefilled_now = work(system)
+        run |= {PASSES: passes_now - passes, "prefilled": prefilled_now - prefilled}
         self.runs.append(run)
         with (self.args.out / "runs.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(run) + "\n")
         print(json.dumps(run), file=sys.stderr, flush=True)
 
-    def _rate_per_s(self, workload: str, part: Part, number: int) -> float:
-        """Return the programs that arrive in a second, by an engine's speed at the beginning of the round."""
-        if found := self._round(workload, number):
-            return float(found[0]["rate"])
-        target = Target(base_url=self.urls[DIRECT][0], model=DEMO_MODEL_NAME)
+    def _speed(self, workload: str, number: int) -> Calibration:
+        """Return an engine's speed: on its clock that of all rounds, in seconds that of this round."""
+        is_clock = self.args.engines == 1
+        for run in self._known(workload):
+            if is_clock or run["round"] == number:
+                return Calibration(**run["speed"])
+        engine = self.systems[DIRECT].engines[0]
+        target = Target(base_url=engine, model=DEMO_MODEL_NAME, engine_url=engine if is_clock else None)
+        part, salt = self.part(workload, number), f"{workload}:{number}:{time.time()}"
         slots, tokens = part.calibration_slots, part.calibration_tokens
-        salt = f"{workload}:{number}:{time.time()}"
-        speed = calibrate(target, part.calibration, slots, tokens, lambda *_: lambda _: None, salt=salt)
-        rate: float = self.args.engines * speed.rate_for(part.load.rho, part.load.programs)
-        return rate
+        return calibrate(target, part.calibration, slots, tokens, lambda *_: lambda _: None, salt=salt)
 
 
 def main() -> None:
@@ -298,26 +421,37 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--peers", type=Path, nargs="*", default=[], metavar="PROGRAM")
-    parser.add_argument("--systems", nargs="+", help="default: all; `vLLM` is needed for the arrivals")
+    parser.add_argument(
+        "--systems", nargs="+", help=f"default: all without host memory; `{DIRECT}` is needed"
+    )
     parser.add_argument("--engines", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--workloads", nargs="+", default=["tools", "coding"])
-    parser.add_argument("--programs", type=int, default=32)
+    parser.add_argument(
+        "--programs", type=int, nargs="+", default=[32], help="of each workload, or for all", metavar="N"
+    )
     parser.add_argument("--minutes", type=float, default=float("inf"), help="after which no run begins")
     parser.add_argument("--out", type=Path, default=Path("peers-live"))
     args = parser.parse_args()
     deadline_s = time.monotonic() + 60 * args.minutes
     args.out.mkdir(parents=True, exist_ok=True)
-    args.systems = args.systems or [DIRECT, *(name_of(program) for program in args.peers), BY_URL, OURS]
-    options = DemoOptions(kv_programs=args.programs, kv_blocks=KV_BLOCKS)
-    parts = {name: demo_parts(dataclasses.replace(options, kv_workload=name))[0] for name in args.workloads}
+    args.systems = args.systems or [DIRECT, *map(name_of, args.peers), BY_URL, INSIDE, OURS]
+    counts = args.programs * (len(args.workloads) if len(args.programs) == 1 else 1)
+    options = {
+        workload: DemoOptions(kv_workload=workload, kv_programs=count, kv_blocks=KV_BLOCKS)
+        for workload, count in zip(args.workloads, counts, strict=True)
+    }
     runs = read_runs(args.out / "runs.jsonl")
-    with systems(args, options) as urls:
-        measurement = Measurement(args, urls, parts, runs, deadline_s)
-        measurement.warm_up()
-        measurement.play_rounds()
-    own = [run for run in runs if run["engines"] == args.engines and run["workload"] in parts]
-    print(f"\n{args.engines} engine(s)\n\n{table(own, args.systems)}")
+    if args.rounds:
+        with systems(args, DemoOptions()) as found:
+            measurement = Measurement(args, found, options, runs, deadline_s)
+            measurement.warm_up()
+            measurement.play_rounds()
+    for workload in args.workloads:
+        own = [run for run in runs if run["engines"] == args.engines and run["workload"] == workload]
+        print(f"\n{workload}, {args.engines} engine(s)\n\n{table(own, args.systems)}\n")
+        for base in [name for name in args.systems if name in OURS_ALL]:
+            print("\n".join(f"- {line}" for line in losses(own, args.systems, base)))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -168,13 +168,18 @@ async def probe_length(client: AsyncOpenAI, model: str, *, is_exact: bool) -> Pr
     return PromptLength.from_probes(*pairs)
 
 
-async def run_job(job: Mapping[str, Any], scope: ScopeOpener) -> None:
-    """Play every program of the job at its arrival time, and return when all have ended."""
+async def run_job(
+    job: Mapping[str, Any], scope: ScopeOpener, player_of: Callable[..., Player] = Player
+) -> None:
+    """Play every program of the job at its arrival time, and return when all have ended.
+
+    `player_of` makes the player: others name programs in other ways.
+    """
     programs = [program_from_mapping(item) for item in job["programs"]]
     async with _client(job) as client:
         with scope("bench-probe"):
             length, is_exact = await _probe(client, job["model"])
-        player = Player(client, job["model"], scope, length, time.monotonic(), job["salt"], is_exact)
+        player = player_of(client, job["model"], scope, length, time.monotonic(), job["salt"], is_exact)
         if job["engine_url"] is None:
             await _play_all(player, programs, job["arrivals_s"])
         else:

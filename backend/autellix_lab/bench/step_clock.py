@@ -13,6 +13,7 @@ import bisect
 import re
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import aiohttp
 
@@ -112,20 +113,45 @@ def steps_at(samples: Sequence[Sample], time_s: float) -> float:
     return begin + min(1.0, max(0.0, share)) * (end - begin)
 
 
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What an engine has done since it started."""
+
+    steps: float
+    """Those that generated a token."""
+    prefilled_tokens: float
+
+
+def work_of(metrics: str) -> Work:
+    """Return the work of a vLLM server, over all its ranks, from the text of its metrics.
+
+    Raises:
+        ValueError: if they have no such counts.
+    """
+    totals = dict.fromkeys((_STEPS, _TOKENS, _GENERATED), 0.0)
+    found = _COUNTS.findall(metrics)
+    if not found:
+        raise ValueError("has no vllm:iteration_tokens_total")
+    for name, value in found:
+        totals[name] += float(value)
+    return Work(totals[_STEPS], totals[_TOKENS] - totals[_GENERATED])
+
+
 def step_reader(session: aiohttp.ClientSession, engine_url: str) -> Callable[[], Awaitable[float]]:
     """Return a function that reads the steps of a vLLM server, over all its ranks, in its metrics.
 
     The function raises `ValueError` if the server does not count steps, and `aiohttp.ClientError` if it does
     not answer.
     """
-    weights = {_STEPS: 1.0, _TOKENS: 1 / PREFILLED_TOKENS, _GENERATED: -1 / PREFILLED_TOKENS}
 
     async def read() -> float:
         timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
         async with session.get(f"{engine_url}/metrics", timeout=timeout) as response:
-            found = _COUNTS.findall(await response.text())
-        if not found:
-            raise ValueError(f"{engine_url}/metrics has no vllm:iteration_tokens_total")
-        return sum(weights[name] * float(value) for name, value in found)
+            text = await response.text()
+        try:
+            work = work_of(text)
+        except ValueError as error:
+            raise ValueError(f"{engine_url}/metrics {error}") from None
+        return work.steps + work.prefilled_tokens / PREFILLED_TOKENS
 
     return read

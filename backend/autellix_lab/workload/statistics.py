@@ -35,9 +35,17 @@ def confidence_interval(values: Sequence[float]) -> Interval:
     mean = mean_of(values)
     if count == 1:
         return Interval(mean, math.inf)
-    variance = sum((value - mean) ** 2 for value in values) / (count - 1)
     quantile = _T95[count - 2] if count - 2 < len(_T95) else _NORMAL95
-    return Interval(mean, quantile * math.sqrt(variance / count))
+    return Interval(mean, quantile * standard_error(values))
+
+
+def standard_error(values: Sequence[float]) -> float:
+    """Return the standard error of the mean of at least one value; infinite for one."""
+    count = len(values)
+    if count == 1:
+        return math.inf
+    mean = mean_of(values)
+    return math.sqrt(sum((value - mean) ** 2 for value in values) / (count - 1) / count)
 
 
 def statistics_of(values: Sequence[float]) -> dict[str, float]:
