@@ -122,8 +122,8 @@ class EngineSettings:
     max_num_seqs: PositiveInt | None = None
     """batch size of the engine in sequences; unset is vLLM's default"""
     kv_host_gib: HostGib | None = None
-    """host memory of each replica for [KV blocks](../guides/sizing.md#host-memory-for-the-kv-cache), GiB: `auto` shares half of what
-    is free at the start; unset, as 0, offloads nothing"""
+    """host memory of each replica for [KV blocks](../guides/sizing.md#host-memory-for-the-kv-cache), GiB:
+    `auto` shares half of what is free at the start; unset, as 0, offloads nothing"""
     extra_args: Arguments = ()
     """further arguments for the vLLM server, as `--engine-args='--dtype float32'` (in the file: a list)"""
     replicas: Replicas = 1
