@@ -188,6 +188,9 @@ class IdentityResolver:
         self._store = store
         self._clock = clock
         self._on_read = on_read
+        self.trusts_transcripts = True
+        """Whether a transcript alone may say where a call belongs: not if others serve the same clients, who
+        may have had the same transcript of another program."""
         self._lineage = Lineage(ttl_s=idle_s)
         self._chain = TranscriptChain(ttl_s=idle_s, secret=_chain_secret(secret))
 
@@ -263,7 +266,8 @@ class IdentityResolver:
             origin = CONTENT_CHAIN
             continued = _continued(reading, parents)
             # What it depends on says more than a transcript, which other programs may have sent word by word.
-            if continued is None and not parents and identity.owner is None:
+            is_open = self.trusts_transcripts and identity.owner is None
+            if continued is None and not parents and is_open:
                 extended = self._chain.program_of(tenant, reading, now)
         arrival = ImplicitArrival(
             call_id=identity.call,
@@ -313,6 +317,8 @@ class IdentityResolver:
         return named, aliases.agent or named
 
     def _resolve_unnamed(self, identity: Identity, fields: Fields, tenant: str) -> Identity:
+        if not self.trusts_transcripts:
+            return identity
         found = self._chain.find(tenant, fields, identity.program, self._clock())
         if found is None:
             return identity

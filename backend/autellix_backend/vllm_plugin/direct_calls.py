@@ -76,15 +76,28 @@ class DirectCalls:
         self._prefix = secrets.token_hex(4)
         self._numbers = itertools.count()
         self._next_reap_s = 0.0
+        self._has_peers = False
+
+    def note_peers(self) -> None:
+        """Note that other processes of the server answer calls of the same programs, and share nothing.
+
+        So only what is certain without them counts: names, unique ids, and ends that a client states.
+        """
+        self._has_peers = True
+        self._resolver.trusts_transcripts = False
 
     async def identify(self, headers: Mapping[str, str], data: bytes) -> DirectCall:
         """Read a call, of which nothing is remembered yet; `headers` has lower-case names.
 
         Raises:
-            ValueError: one of `JSON_ERRORS`, if the body, or its `vllm_xargs`, is not a JSON object.
+            ValueError: one of `JSON_ERRORS`, if the body, or its `vllm_xargs`, is not a JSON object of UTF-8.
         """
         await self._reap()
         fields = split_fields(data)
+        if not data.isascii():
+            # Values stay undecoded, and vLLM's complaint should be about the body as it came.
+            for raw in fields.values():
+                str(raw, "utf-8")
         xargs = {name: raw for name, raw in read_xargs(fields).items() if not name.startswith(PREFIX)}
         number = next(self._numbers)
         try:
@@ -100,7 +113,8 @@ class DirectCalls:
             program_id=identity.program,
             thread_id=identity.thread,
             parents=identity.parents,
-            session_id=identity.session,
+            # Its heartbeats and its end may reach another process.
+            session_id=None if self._has_peers else identity.session,
             name=identity.name,
             hints=identity.hints,
             class_id=self._new_class(identity, fields, has_tools=has_tools),
@@ -216,7 +230,10 @@ class DirectCalls:
         if now >= self._next_reap_s:
             self._next_reap_s = now + REAP_PERIOD_S
             self._resolver.expire(now)
-            await self.store.reap(now)
+            reaped = await self.store.reap(now)
+            if self._has_peers:
+                # They may go on in another process.
+                self._ended.on_received(reaped.programs)
 
     def _on_program_ended(self, end: ProgramEnd) -> None:
         self._classes.on_program_ended(end)

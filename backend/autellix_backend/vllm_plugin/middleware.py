@@ -124,8 +124,36 @@ class ProgramMiddleware:
 
     def _is_beside_gateway(self, scope: Scope) -> bool:
         if self._is_idle is None:
-            self._is_idle = _look_at(scope)
+            self._is_idle = self._look_at(scope)
         return self._is_idle
+
+    def _look_at(self, scope: Scope) -> bool:
+        """Return whether the engine has a gateway, which identifies its calls; warn of what does not fit."""
+        try:
+            config = scope["app"].state.engine_client.vllm_config
+            given = config.additional_config
+            section = given.get(SECTION, {}) if isinstance(given, dict) else {}
+            processes = getattr(config.parallel_config, "_api_process_count", 1)
+            scheduler = config.scheduler_config.scheduler_cls
+        except (KeyError, AttributeError):
+            return False
+        if section.get("report_address") is not None:
+            logger.warning(
+                "Autellix: this engine has a report address, so a gateway identifies its calls: the "
+                "middleware leaves all requests as they are"
+            )
+            return True
+        if scheduler != SCHEDULER:
+            logger.warning("Autellix: the middleware has no effect without --scheduler-cls %s", SCHEDULER)
+        if processes > 1:
+            self._calls.note_peers()
+            logger.warning(
+                "Autellix: %d API server processes, which do not share what they know: a call that names no "
+                "program joins one only by an id that the same process has given. Start vLLM with "
+                "--api-server-count 1, or have clients name their programs",
+                processes,
+            )
+        return False
 
     async def _answer_session(self, method: str, path: str, body: _RequestBody, send: Send) -> None:
         """Answer a request of the sessions API; one that asks for what only a gateway has is a 404."""
@@ -223,7 +251,7 @@ class _FollowedAnswer:
         return send_noted
 
     async def _begin(self, message: Message) -> None:
-        types = [value for name, value in message["headers"] if name.lower() == b"content-type"]
+        types = [value for name, value in message.get("headers", ()) if name.lower() == b"content-type"]
         self._is_stream = types[:1] != [] and types[0].startswith(b"text/event-stream")
         await self._calls.accept(self._call)
 
@@ -269,30 +297,3 @@ def _split_path(path: str) -> tuple[str, str]:
 
 def _error(message: str) -> bytes:
     return msgspec.json.encode({"error": {"message": message, "type": "invalid_request_error"}})
-
-
-def _look_at(scope: Scope) -> bool:
-    """Return whether the engine has a gateway, which identifies its calls; warn of what does not fit."""
-    try:
-        config = scope["app"].state.engine_client.vllm_config
-        given = config.additional_config
-        section = given.get(SECTION, {}) if isinstance(given, dict) else {}
-        processes = getattr(config.parallel_config, "_api_process_count", 1)
-        scheduler = config.scheduler_config.scheduler_cls
-    except (KeyError, AttributeError):
-        return False
-    if section.get("report_address") is not None:
-        logger.warning(
-            "Autellix: this engine has a report address, so a gateway identifies its calls: the middleware "
-            "leaves all requests as they are"
-        )
-        return True
-    if scheduler != SCHEDULER:
-        logger.warning("Autellix: the middleware has no effect without --scheduler-cls %s", SCHEDULER)
-    if processes > 1:
-        logger.warning(
-            "Autellix: %d API server processes: each links calls only by the answers that itself has given. "
-            "Start vLLM with --api-server-count 1, or have clients name their programs",
-            processes,
-        )
-    return False
