@@ -17,6 +17,7 @@ from autellix_backend.console.explain.recent_load import (
     POINTS,
     SAMPLES,
     Moment,
+    PastWaits,
     RecentLoad,
     quantile,
 )
@@ -53,6 +54,29 @@ def sample(load: RecentLoad, clock: Clock, **fields: float) -> None:
 
 def known(values: list[float | None]) -> list[float]:
     return [value for value in values if value is not None]
+
+
+def test_waits_are_told_after_they_have_passed(load: RecentLoad, clock: Clock) -> None:
+    """The last one of all samples, and the most at once of an hour."""
+    assert load.waits() == PastWaits(was_used=False, began_at_s=None, last_at_s=None, most_programs=0)
+    load.on_call_settled(settled_call())
+    assert load.waits().was_used
+    for _ in range(3):
+        sample(load, clock)
+    assert load.waits() == PastWaits(was_used=True, began_at_s=START_S, last_at_s=None, most_programs=0)
+
+    # One sample alone has the most: a mean over a step of six hours would not.
+    sample(load, clock, waiting_for_memory=3.0, waiting_for_slot=4.0, in_engine=9.0)
+    sample(load, clock, waiting_for_slot=1.0)
+    last_at_s = clock.now - PERIOD_S
+    sample(load, clock)
+    waits = load.waits()
+    assert (waits.last_at_s, waits.most_programs) == (last_at_s, 7)
+
+    clock.now += 2 * 3600.0
+    sample(load, clock)
+    waits = load.waits()
+    assert (waits.last_at_s, waits.most_programs) == (last_at_s, 0)
 
 
 def test_nothing_is_known_before_the_first_sample(load: RecentLoad) -> None:

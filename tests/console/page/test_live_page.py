@@ -112,7 +112,7 @@ def test_the_overview_draws_the_load_of_a_range(stage: Stage, browser: BrowserTh
         await until_text(page.get_by_role("region", name="Programs ended per minute"), "12 (180 in all)")
         # Five wait in each sample.
         await until_text(page.locator(".headline"), "No program waits. The last wait was at ")
-        await until_text(page.locator(".headline"), "at most 5 programs waited at once.")
+        await until_text(page.locator(".headline"), "; at most 5 programs waited at once in the last hour.")
         await page.get_by_role("button", name="1 hour").click()
         await until_text(page.get_by_role("region", name="Programs ended per minute"), "(360 in all)")
         # The legend has the value at the cursor, which the arrow keys move.
@@ -125,6 +125,24 @@ def test_the_overview_draws_the_load_of_a_range(stage: Stage, browser: BrowserTh
         for _ in range(40):
             await page.keyboard.press("ArrowLeft")
         assert await tokens.locator(".legend").inner_text() != before
+
+    browser.visit(stage.url + "/autellix/", look)
+
+
+def test_the_overview_after_the_load(stage: Stage, browser: BrowserThread) -> None:
+    """It tells of the waits that have passed, and does not ask for a first program; nothing stands twice."""
+    stage.sample_load(minutes=5)
+    stage.call("last", **{"x-autellix-final": "true"})
+
+    async def look(page: Page) -> None:
+        headline = page.locator(".headline")
+        await until_text(headline, "No program is open. The last wait was at ")
+        await until_text(headline, "at most 5 programs waited at once in the last hour.")
+        for title in ("Programs by state", "KV memory"):
+            legend = page.get_by_role("region", name=title).locator(".legend")
+            assert not re.search(r"\d", await legend.inner_text())
+        await page.get_by_role("link", name="Programs").click()
+        await until_text(page.locator("main"), "No program is open. Send a request to ")
 
     browser.visit(stage.url + "/autellix/", look)
 

@@ -23,6 +23,8 @@ MAX_ENDS = 16_384
 """Programs that ended, the last ones: one every 1.3 s for six hours."""
 MAX_BYTES = 3 * 2**20
 """The most memory of all of it: 0.5 MB of samples, and 112 bytes for each program that ended."""
+PEAK_RANGE_S = 3600.0
+"""Of the most programs that waited at once."""
 LEAST_RANGE_S = 60.0
 LATENCY_WINDOW_S = 60.0
 """Programs per minute and their percentiles are those of at least this time, up to each point."""
@@ -100,6 +102,20 @@ class LoadSeries:
     totals: LoadTotals
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PastWaits:
+    """When programs waited, by the samples; times are in seconds since 1970."""
+
+    was_used: bool
+    """Whether a call was settled since the oldest sample."""
+    began_at_s: float | None
+    """The time of the oldest sample; None without samples."""
+    last_at_s: float | None
+    """When a program waited last; None if none has since the oldest sample."""
+    most_programs: int
+    """The most programs that waited at once in the last hour."""
+
+
 class RecentLoad:
     """Records samples and ended programs, and returns them downsampled."""
 
@@ -159,6 +175,19 @@ class RecentLoad:
         rows = [row for step in steps for row in step]
         durations = [duration_s for ended_s, duration_s in ends if ended_s > now_s - range_s]
         return LoadSeries(step_s=step_s, times=times, values=values, totals=_totals(rows, durations))
+
+    def waits(self) -> PastWaits:
+        """Return when programs waited last, and how many at once."""
+        rows, since_s = self._samples(), self._wall_clock() - PEAK_RANGE_S
+        waits = [
+            (row[0], row[_column("waiting_for_memory")] + row[_column("waiting_for_slot")]) for row in rows
+        ]
+        return PastWaits(
+            was_used=bool(self._costs[0] or _sum(rows, "calls")),
+            began_at_s=rows[0][0] if rows else None,
+            last_at_s=max((at_s for at_s, programs in waits if programs), default=None),
+            most_programs=round(max((programs for at_s, programs in waits if at_s > since_s), default=0)),
+        )
 
     def _samples(self) -> list[Sequence[float]]:
         """Return the samples, the oldest first."""

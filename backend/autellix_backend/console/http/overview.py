@@ -10,7 +10,7 @@ from fastapi import APIRouter, Query
 from starlette.responses import Response
 
 from autellix_backend.console.explain.current_load import CurrentLoad, current_load
-from autellix_backend.console.explain.recent_load import KEPT_S, LoadSeries
+from autellix_backend.console.explain.recent_load import KEPT_S, LoadSeries, PastWaits
 from autellix_backend.console.http.parameters import ConsoleParts, CurrentOverview, Turn
 from autellix_backend.gateway.http.bodies import json_response
 from autellix_backend.gateway.http.parameters import Store, admin_only
@@ -26,6 +26,7 @@ class LoadOverview:
     """The load now and over time."""
 
     now: CurrentLoad
+    waits: PastWaits
     load: LoadSeries
 
 
@@ -49,5 +50,7 @@ async def show_overview(
     now = await current_load(store, overview)
     # A thread: six hours are thousands of samples.
     return await asyncio.to_thread(
-        lambda: json_response(LoadOverview(now=now, load=console.load.series(60.0 * minutes)))
+        lambda: json_response(
+            LoadOverview(now=now, waits=console.load.waits(), load=console.load.series(60.0 * minutes))
+        )
     )

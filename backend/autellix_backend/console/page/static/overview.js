@@ -56,7 +56,7 @@ export class OverviewView {
     this.headline = el("p", { class: "headline" });
     this.bars = el("div", { class: "bars" });
     this.problem = el("p", { class: "bad", role: "status" });
-    this.charts = CHARTS.map((options) => new Chart({ ...options, label: options.title, group: "overview", isQuiet: options.figure !== null }));
+    this.charts = CHARTS.map((options) => new Chart({ ...options, label: options.title, group: "overview", isQuiet: true }));
     this.figures = CHARTS.map(() => el("span", { class: "figure" }));
     this.ranges = RANGES.map(([minutes, text]) => el("button", { type: "button", "aria-pressed": String(minutes === this.minutes), click: () => this.choose(minutes) }, text));
     this.cards = CHARTS.map(({ title, isWide }, number) => el("section", { class: isWide ? "card wide" : "card", "aria-label": title },
@@ -107,9 +107,9 @@ export class OverviewView {
     else this.problem.replaceChildren("The overview is for operators: this key is a tenant's. ", el("a", { href: "#/programs" }, "Your programs"));
   }
 
-  draw({ now, load }) {
+  draw({ now, waits, load }) {
     this.content.hidden = false;
-    this.headline.replaceChildren(...headlineOf(now, load));
+    this.headline.replaceChildren(...headlineOf(now, waits));
     const bars = [now.programs ? stateBar(now.states) : null, slotBar(now), kvBar(now.kv)];
     this.bars.replaceChildren(...bars.filter(Boolean));
     CHARTS.forEach(({ lines, figure, isOptional }, number) => {
@@ -122,11 +122,11 @@ export class OverviewView {
 }
 
 // Whether programs wait, for what and since when; else what to do next.
-function headlineOf({ states, programs, engines, engines_up: up, running, slots, kv }, load) {
+function headlineOf({ states, programs, engines, engines_up: up, running, slots, kv }, waits) {
   const down = up < engines ? [el("span", { class: "bad" }, `${count(engines - up)} of ${oneOrMany(engines, "engine")} ${engines - up === 1 ? "is" : "are"} down. `), el("a", { href: "#/engines" }, "Engines"), " "] : [];
-  if (!programs) return [...down, "No programs yet. Send a request to ", el("code", {}, new URL("../v1", location.href).href), " and it appears here."];
+  if (!programs && !waits.was_used) return [...down, "No programs yet. Send a request to ", el("code", {}, new URL("../v1", location.href).href), " and it appears here."];
   const waiting = states.filter(({ state, programs: number }) => number && state.startsWith("waiting"));
-  if (!waiting.length) return [...down, `No program waits. ${lastWaitText(load)}`];
+  if (!waiting.length) return [...down, `${programs ? "No program waits." : "No program is open."} ${pastWaitsText(waits)}`];
   // With free slots it waits for its prefill.
   const slot = running < slots ? "the engine" : "a batch slot";
   const parts = waiting.map(({ state, programs: number, longest_wait_s: longest }) => {
@@ -137,12 +137,11 @@ function headlineOf({ states, programs, engines, engines_up: up, running, slots,
   return [...down, ...parts, el("a", { href: "#/programs" }, "Which?")];
 }
 
-// When programs waited last in the range that is shown, and how many at most.
-function lastWaitText({ times, values }) {
-  const numbers = times.map((_, place) => (values.waiting_for_memory[place] ?? 0) + (values.waiting_for_slot[place] ?? 0));
-  const last = numbers.findLastIndex((number) => number >= 0.5);
-  if (last < 0) return times.length ? `None has since ${clockTime(times[0])}.` : "";
-  return `The last wait was at ${clockTime(times[last])}; since ${clockTime(times[0])} at most ${oneOrMany(Math.max(...numbers), "program")} waited at once.`;
+// When programs waited last, and how many at most in the last hour.
+function pastWaitsText({ began_at_s: began, last_at_s: last, most_programs: most }) {
+  if (!isKnown(last)) return isKnown(began) ? `None has waited since ${clockTime(began)}.` : "";
+  const peak = most ? `at most ${oneOrMany(most, "program")} waited at once in the last hour` : "none waited in the last hour";
+  return `The last wait was at ${clockTime(last)}; ${peak}.`;
 }
 
 function memoryText(kv) {

@@ -154,7 +154,7 @@ export class ProgramsView {
     this.tables = {
       live: new LongTable({
         label: "Living programs", columns: LIVE_COLUMNS, sortKey: "age", isDescending: true, rowId, onGroup,
-        empty: ["No programs yet. Send a request to ", address, " and it appears here."],
+        empty: ["No program is open. Send a request to ", address, " and it appears here."],
       }),
       ended: new LongTable({
         label: "Programs that have ended", columns: ENDED_COLUMNS, sortKey: "ended_at_s", isDescending: true, rowId, onGroup,

@@ -37,7 +37,7 @@ export class LongTable {
       this.body,
     );
     this.emptyNote = el("p", { hidden: true }, empty);
-    this.view = el("div", { class: isShort ? "scroll short" : "scroll", tabindex: 0, role: "region", "aria-label": label }, this.table);
+    this.view = el("div", { class: isShort ? "scroll short" : "scroll", hidden: true, tabindex: 0, role: "region", "aria-label": label }, this.table);
     this.node = el("div", {}, this.view, this.emptyNote);
     this.view.addEventListener("scroll", () => this.draw(), { passive: true });
     this.view.addEventListener("keydown", (event) => this.onKey(event));
