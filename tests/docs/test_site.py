@@ -58,5 +58,5 @@ def test_no_page_shows_raw_markdown(pages: dict[str, str]) -> None:
 def test_links_out_of_the_documentation_go_to_the_repository(pages: dict[str, str]) -> None:
     links = re.findall(r'href="(https://github.com/autellix/autellix/blob/main/[^"#]+)', pages["index.html"])
     targets = {link.removeprefix("https://github.com/autellix/autellix/blob/main/") for link in links}
-    assert {"README.md", "SECURITY.md", "examples/README.md"} <= targets
+    assert {"SECURITY.md", "examples/README.md"} <= targets
     assert all((Path(ROOT) / target).exists() for target in targets)
