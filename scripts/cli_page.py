@@ -21,10 +21,10 @@ HEAD = """# The command line
 
 <!-- Written by scripts/cli_page.py. -->
 
-`--help` after a command shows the same text, and alone has the arguments of the laboratory's commands
-(`demo` to `demo-model`). Commands that ask a running gateway find it by `AUTELLIX_BASE_URL` and
-`AUTELLIX_API_KEY`, or `--url` and `--api-key`. An option that several commands share is described under the
-first one.
+All commands and options of `autellix`. `--help` after a command shows the same text, and alone has the
+arguments of the laboratory's commands (`demo` to `demo-model`). Commands that ask a running gateway find it
+by `AUTELLIX_BASE_URL` and `AUTELLIX_API_KEY`, or `--url` and `--api-key`. An option that several commands
+share is described under the first one.
 
 | exit code | meaning |
 |---|---|

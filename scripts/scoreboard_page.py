@@ -18,9 +18,10 @@ HEAD = """# Results
 
 <!-- Written by scripts/scoreboard_page.py. -->
 
-Ratios are to FCFS, vLLM's own order, with the same programs and arrivals: less is better. `DATA` is a
-folder whose `public/` has the recorded traces. Nothing was measured on a GPU; figures with a GPU's name are
-simulated.
+What is claimed, where it loses, and how to measure it again; [the tables](tables.md) have all figures.
+Ratios are to FCFS, vLLM's own order, with the same programs and arrivals: less is better. Nothing was
+measured on a GPU; figures with a GPU's name are simulated. `DATA` is a folder whose `public/` has the
+recorded traces.
 
 `scripts/scoreboard` measures a small version of each row again, in at most 20 minutes on two idle cores, and
 prints what has moved by more than its noise. The last column has the commit that was measured, or else the

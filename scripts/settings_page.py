@@ -23,10 +23,10 @@ HEAD = """# Settings
 
 <!-- Written by scripts/settings_page.py. -->
 
-[What to tune](../guides/sizing.md#what-to-tune) names the few that matter. Every setting has one name,
-`section.field`, and four sources, of which later ones win: the default, the TOML file (`--config FILE`,
-`field` under `[section]`), the environment (`AUTELLIX_SECTION_FIELD`), the option. `--preset paper` replaces
-three defaults by [the paper's](../scheduling.md#the-papers-policies).
+All settings and their defaults; [what to tune](../guides/sizing.md#what-to-tune) names the few that matter.
+Every setting has one name, `section.field`, and four sources, of which later ones win: the default, the TOML
+file (`--config FILE`, `field` under `[section]`), the environment (`AUTELLIX_SECTION_FIELD`), the option.
+`--preset paper` replaces three defaults by [the paper's](../scheduling.md#the-papers-policies).
 
 ```sh
 # Each setting in force, and its source:
