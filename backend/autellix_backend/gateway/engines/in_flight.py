@@ -144,7 +144,7 @@ class InFlightBound:
         if self._learned.is_shared:
             return f"no bound in flight, because most calls there come from elsewhere: {_ENGINES_ORDER}"
         if self.can_learn:
-            return f"ordered by the gateway ({policy}) once calls wait there, which shows the bound in flight"
+            return f"ordered by the gateway ({policy}) once calls wait there: no bound in flight learned yet"
         return f"no bound in flight: {_ENGINES_ORDER}"
 
     def reset(self) -> None:
