@@ -69,6 +69,7 @@ CONFIG = """
 port = 0
 tenants_file = "{folder}/tenants.toml"
 program_idle_s = 60.0
+prefix_diagnosis = true
 [engine]
 urls = ["http://red:{password}@127.0.0.1:{port}"]
 kind = "vllm"

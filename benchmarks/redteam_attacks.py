@@ -477,6 +477,19 @@ async def many_ids(target: Target) -> None:
     await _side_by_side(one, 400)
 
 
+async def outlines(target: Target) -> None:
+    """Send many tools, parts and messages, each time in a new program, to a route that ignores them."""
+    tools = (b"1," * 300_000, b"[]," * 150_000, (b'{"a":1,"b":2,"c":3,"d":4},' * 25_000))
+    messages = b"1," * 4_095 + b"1"
+
+    async def one(number: int) -> None:
+        said = b'{"model": "m", "prompt": "a", "tools": [%s1], "messages": [%s]}'
+        headers = {"X-Autellix-Program-ID": f"outline-{number}"}
+        await target.send("POST", "/v1/completions", said % (tools[number % len(tools)], messages), headers)
+
+    await _side_by_side(one, 60)
+
+
 async def queries(target: Target) -> None:
     """Ask the endpoints that read with ids and parameters of every kind."""
     ids = (
@@ -528,7 +541,7 @@ ATTACKS: Mapping[str, Callable[[Target], Awaitable[None]]] = {
         *(heads, bodies, fuzzed_bodies, fuzzed_headers, partial_bodies, slow_readers),
         *(slow_writers, other_sites, others_programs, many_names, listings, output_limits),
         *(many_sessions, many_feeds, many_connections, resets, silent_connections, pipelines),
-        *(chunks, smuggling, upgrades, many_ids, queries, engine_answers),
+        *(chunks, smuggling, upgrades, many_ids, outlines, queries, engine_answers),
     )
 }
 

@@ -30,6 +30,20 @@ def test_a_full_map_drops_the_oldest_of_the_scope_that_has_the_most() -> None:
     assert seen.has("loud", "8")
 
 
+def test_entries_count_by_their_weight() -> None:
+    seen = make(most=10)
+    seen.put("quiet", "mine", 0, 0.0, 2)
+    for number in range(5):
+        seen.put("loud", str(number), number, 1.0, 3)
+    assert (seen.count("quiet"), seen.count("loud")) == (1, 2)
+    seen.put("loud", "4", 4, 1.0, 1)
+    assert seen.use("loud", "4", 2.0) == 4
+    seen.put("loud", "5", 5, 2.0, 4)
+    assert (len(seen), seen.has("loud", "3")) == (4, True)
+    seen.put("loud", "huge", 6, 3.0, 11)
+    assert (len(seen), seen.has("quiet", "mine")) == (1, True)
+
+
 def test_an_entry_is_discarded_once() -> None:
     seen = make()
     seen.put("one", "key", 1, 0.0)

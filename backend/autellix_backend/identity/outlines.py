@@ -27,9 +27,13 @@ MAX_PARTS = 16
 FIRST_MESSAGES = 4
 """The messages whose parts are known: clients change these most, and the parts of all would cost too much."""
 MAX_MESSAGES = 4096
+MAX_TOOLS = 256
+"""More tools than these are known by the digest of all alone."""
 BOUNDARIES = 8
 """The ends of messages, the last ones, by which a longer transcript is recognised."""
 BOUNDARY_BYTES = 256
+OWN_SIZE = 64
+"""Of an outline without tools, system prompt and messages: for ends of messages, and parts of the first."""
 MAX_PATH = 128
 """Characters of a path, whose names are the client's."""
 
@@ -116,9 +120,10 @@ class Outline:
     def __init__(self, fields: Mapping[str, msgspec.Raw], transcript: msgspec.Raw) -> None:
         """Outline a request whose transcript `transcript_of` has returned."""
         self.head_bytes = head_bytes(fields)
-        self._tools = [_element(raw, TOOL_DEPTH) for raw in _list(fields.get("tools"))]
+        self._tools = _tools(fields.get("tools"))
         self._system_path = next((name for name in _SYSTEM if name in fields), "")
         self._system = [_element(fields[self._system_path], TOOL_DEPTH)] if self._system_path else []
+        self._head_size = sum(1 + 2 * len(each.parts) for each in (*self._tools, *self._system))
         self._messages: list[_Element] = []
         self._boundaries: list[_Boundary] = []
         items = _list(transcript)
@@ -126,6 +131,11 @@ class Outline:
             (place for place, raw in enumerate(items) if _role(raw) not in _SYSTEM_ROLES), len(items)
         )
         self._add(transcript, items, 1)
+
+    @property
+    def size(self) -> int:
+        """What it takes of memory, in digests of about 150 bytes."""
+        return OWN_SIZE + self._head_size + len(self._messages)
 
     def follow(self, transcript: msgspec.Raw) -> bool:
         """Add the messages of a transcript that goes on from this one's; return False if it does not seem to.
@@ -227,6 +237,13 @@ def _first_break(
         where = next(((part or other) for part, other in pairs if part != other), None)
         return Break(Kind.TIMESTAMP if is_time else kind, path + (where.path if where else ""))
     return mark
+
+
+def _tools(raw: msgspec.Raw | None) -> list[_Element]:
+    items = _list(raw)
+    if raw is not None and len(items) > MAX_TOOLS:
+        return [_element(raw, None)]
+    return [_element(item, TOOL_DEPTH) for item in items]
 
 
 def _element(raw: msgspec.Raw, depth: int | None) -> _Element:

@@ -13,13 +13,23 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 from prometheus_client import generate_latest
 from tests.gateway.open_calls import open_call
 from tests.observe.settled_calls import settled_call
 
+from autellix_backend.gateway.calls import prefix_doctor
 from autellix_backend.gateway.calls.prefix_doctor import PrefixDoctor, client_of
-from autellix_backend.identity.outlines import Kind
+from autellix_backend.identity.outlines import (
+    MAX_MESSAGES,
+    MAX_PARTS,
+    MAX_TOOLS,
+    OWN_SIZE,
+    Kind,
+    Outline,
+    transcript_of,
+)
 from autellix_backend.observe.metrics import GatewayMetrics
 from autellix_backend.observe.settled_call import PrefixBreak
 
@@ -48,13 +58,16 @@ class Engine:
         inactive_s: float = 0.0,
         program: str = "p",
         agent: str = CLAUDE,
+        tenant: str = "",
     ) -> PrefixBreak | None:
         """Serve a call of a program, and return what the doctor finds."""
         key = f"k{next(self.numbers)}"
         headers = {"x-autellix-program-id": program, "x-autellix-thread-id": thread, "user-agent": agent}
-        call = open_call(headers, key=key, now=self.now, body=json.dumps(body).encode(), engine=engine)
+        call = open_call(
+            headers, key=key, now=self.now, body=json.dumps(body).encode(), engine=engine, tenant=tenant
+        )
         prompt = self._prompt(body)
-        known = self.prompts.setdefault((engine, str(body["model"]), program, thread), [])
+        known = self.prompts.setdefault((engine, str(body["model"]), f"{tenant}/{program}", thread), [])
         common = max((_common(prompt, each) for each in known[-4:]), default=0)
         found = 0 if is_evicted else common // 64 * 16
         known.append(prompt)
@@ -69,6 +82,7 @@ class Engine:
             prompt_tokens=len(prompt) // 4,
             cached_tokens=found,
             inactive_s=inactive_s,
+            tenant=tenant,
         )
         return self.doctor.examine(call, settled).prefix_break
 
@@ -300,6 +314,50 @@ def test_nothing_of_a_text_is_kept() -> None:
     text = repr([outline._tools, outline._system, outline._messages, outline._boundaries])
     assert "secret" not in text
     assert "path/to" not in text
+
+
+MANY: dict[str, list[Any]] = {
+    "values": [1] * 100_000,
+    "lists": [[]] * 50_000,
+    "tools": [{"type": "function", "function": {"name": f"f{number}"}} for number in range(5_000)],
+    "parts": [{f"part{part}-{number}": part for part in range(100)} for number in range(MAX_TOOLS)],
+}
+
+
+@pytest.mark.parametrize("tools", MANY.values(), ids=MANY)
+def test_an_outline_is_small_whatever_a_client_sends(tools: list[Any]) -> None:
+    """Engines ignore tools that they are told not to call, and fields of other routes."""
+    fields = {
+        name: msgspec.Raw(msgspec.json.encode(value))
+        for name, value in {"tools": tools, "messages": [1] * 100_000, "system": [{"a": 1}] * 1_000}.items()
+    }
+    messages = transcript_of(fields)
+    assert messages is not None
+    outline = Outline(fields, messages)
+    assert outline.size <= OWN_SIZE + (2 * MAX_PARTS + 1) * (MAX_TOOLS + 1) + MAX_MESSAGES
+    fields["tools"] = msgspec.Raw(msgspec.json.encode([*tools, {}]))
+    found = outline.first_break(Outline(fields, messages))
+    assert found is not None
+    assert found.kind is Kind.TOOLS
+
+
+def test_a_tenant_with_large_outlines_displaces_its_own_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefix_doctor, "MAX_DIGESTS", 20_000)
+    engine, quiet = Engine(), Agent(5)
+    assert engine.call(quiet.body(), tenant="quiet") is None
+    large = {"model": "m", "tools": MANY["tools"][:MAX_TOOLS], "messages": [{"role": "user", "content": "a"}]}
+    for number in range(60):
+        engine.call(large, program=f"p{number}", tenant="hostile")
+    kept = engine.doctor._programs
+    assert sum(each.outline.size for known in kept.values() for each in known) <= 20_000
+    assert 1 < kept.count("hostile") < 60
+    quiet.step()
+    quiet.tools[3]["function"]["description"] += " (2 servers)"
+    found = engine.call(quiet.body(), tenant="quiet")
+    assert found is not None
+    assert (found.kind, found.path) == (Kind.TOOLS, "tools[3].function.description")
+    # A program of the same name is another one's.
+    assert engine.call(quiet.body(), tenant="hostile", is_evicted=True) is None
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,8 @@ from autellix_backend.identity.outlines import Break, Kind, Outline, head_bytes,
 from autellix_backend.observe.metrics import GatewayMetrics
 from autellix_backend.observe.settled_call import Outcome, PrefixBreak, SettledCall
 
-MAX_PROGRAMS = 1024
+MAX_DIGESTS = 500_000
+"""Of all programs, by `Outline.size`; the outline of a usual agent has some hundred."""
 MAX_CONVERSATIONS = 4
 """Of one program, those used last; sub-agents have their own."""
 SLACK_TOKENS = 512
@@ -46,9 +47,7 @@ class PrefixDoctor:
     def __init__(self, metrics: GatewayMetrics, *, idle_s: float) -> None:
         """Know nothing yet; a program is forgotten `idle_s` after its last call."""
         self._metrics = metrics
-        self._programs: RecentMap[str, list[_Conversation]] = RecentMap(
-            ttl_s=idle_s, max_entries=MAX_PROGRAMS
-        )
+        self._programs: RecentMap[str, list[_Conversation]] = RecentMap(ttl_s=idle_s, max_entries=MAX_DIGESTS)
 
     def examine(self, call: GatewayCall, settled: SettledCall) -> SettledCall:
         """Return the record of a settled call, with where it left its prefix, if it did."""
@@ -76,11 +75,10 @@ class PrefixDoctor:
             self._metrics.count_prefix(client_of(call.request.headers), None if found is None else found.kind)
         if outline is None or outline.head_bytes != head_bytes(fields):
             outline = Outline(fields, messages)
-        self._keep(call, settled, usage.prompt_tokens, known, outline)
         replaced = last if found is None or last else _replaced(found, before)
         if replaced is not None:
             known.remove(replaced)
-        del known[:-MAX_CONVERSATIONS]
+        self._keep(call, settled, usage.prompt_tokens, known, outline)
         return settled if found is None else replace(settled, prefix_break=found)
 
     def expire(self, now: float) -> None:
@@ -105,7 +103,9 @@ class PrefixDoctor:
                 settled_s=settled.settled_s,
             )
         )
-        self._programs.put(settled.tenant, call.start.program_id, known, settled.settled_s)
+        del known[:-MAX_CONVERSATIONS]
+        size = sum(each.outline.size for each in known)
+        self._programs.put(settled.tenant, call.start.program_id, known, settled.settled_s, size)
 
 
 def _followed(known: list[_Conversation], thread: str, messages: msgspec.Raw) -> _Conversation | None:
