@@ -28,6 +28,7 @@ START_S = 600.0
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = "X-Autellix-Program-ID"
 USER = {"role": "user", "content": "hello"}
+KEY = "none"
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +37,7 @@ def inside(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     port = free_port()
     command = [sys.executable, "-m", "autellix_backend.cli.main", "vllm", "serve", str(demo_model)]
     command += ["--served-model-name", DEMO_MODEL_NAME, "--enforce-eager", "--max-num-seqs", "1"]
-    command += ["--enable-auto-tool-choice", "--tool-call-parser", "granite"]
+    command += ["--enable-auto-tool-choice", "--tool-call-parser", "granite", "--api-key", KEY]
     section = {"autellix": {"scheduler": {"policy": "plas", "preemption": "never"}}}
     command += ["--host", "127.0.0.1", "--port", str(port), "--additional-config", json.dumps(section)]
     server = Server(
@@ -58,8 +59,9 @@ def inside(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 @asynccontextmanager
-async def session(server: Server) -> AsyncIterator[aiohttp.ClientSession]:
-    async with aiohttp.ClientSession(server.url, timeout=aiohttp.ClientTimeout(START_S)) as client:
+async def session(server: Server, key: str = KEY) -> AsyncIterator[aiohttp.ClientSession]:
+    headers, timeout = {"Authorization": f"Bearer {key}"}, aiohttp.ClientTimeout(START_S)
+    async with aiohttp.ClientSession(server.url, headers=headers, timeout=timeout) as client:
         yield client
 
 
@@ -145,6 +147,19 @@ async def test_vllm_refuses_and_serves_the_rest_in_its_own_words(inside: Server)
             assert (await answer.json())["data"][0]["id"] == DEMO_MODEL_NAME
         async with client.post("/tokenize", json={"model": DEMO_MODEL_NAME, "prompt": "hello"}) as answer:
             assert answer.status == 200
+
+
+async def test_without_vllm_s_key_no_call_is_made_and_no_program_ended(inside: Server) -> None:
+    body = {"model": DEMO_MODEL_NAME, "messages": [USER], "max_tokens": 2}
+    async with session(inside) as client, session(inside, "other") as stranger:
+        async with client.post("/v1/chat/completions", json=body, headers={PROGRAM: "mine"}) as answer:
+            assert answer.status == 200
+        async with stranger.post("/v1/chat/completions", json=body) as answer:
+            assert (answer.status, await answer.json()) == (401, {"error": "Unauthorized"})
+        async with stranger.delete("/autellix/v1/programs/mine") as answer:
+            assert answer.status == 401
+        async with client.delete("/autellix/v1/programs/mine") as answer:
+            assert answer.status == 204
 
 
 async def test_a_client_that_disconnects_frees_its_slot(inside: Server) -> None:

@@ -199,6 +199,38 @@ async def test_a_refused_call_leaves_no_trace(client: Client) -> None:
     assert client.headers["x-autellix-program-id"] == "p"
 
 
+KEY = {"Authorization": "Bearer sesame"}
+
+
+@pytest.mark.parametrize("headers", [{}, {"Authorization": "Bearer other"}, {"Authorization": "sesame"}])
+async def test_nothing_is_read_or_ended_without_a_key_of_vllm(headers: dict[str, str], vllm: Vllm) -> None:
+    client = Client(vllm, keys=["sesame"])
+    names = {"X-Autellix-Program-ID": "p", "X-Autellix-Session-ID": "s"}
+    await client.call(USER, headers={**KEY, **names})
+
+    async def unread() -> Message:
+        pytest.fail("a body was asked for")
+
+    sent: list[Message] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    for method, path in (
+        ("POST", CHAT),
+        ("POST", "/autellix/v1/sessions"),
+        ("POST", "/autellix/v1/sessions/s/heartbeat"),
+        ("DELETE", "/autellix/v1/sessions/s"),
+        ("DELETE", "/autellix/v1/programs/p"),
+    ):
+        sent.clear()
+        await client.app(client.scope(method, path, {**headers, **names}, 2), unread, send)
+        assert sent[0]["status"] == 401
+    counts = await client.app._calls.store.counts()
+    assert (counts.programs, counts.sessions, len(vllm.bodies)) == (1, 1, 1)
+    assert (await client.send(path="/autellix/v1/programs/p", method="DELETE", headers=KEY))[0] == 204
+
+
 async def test_a_fault_of_ours_lets_each_request_pass_as_it_came(
     client: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

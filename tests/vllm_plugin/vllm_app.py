@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+from starlette.middleware import Middleware
+
 from autellix_backend.reports.call_arguments import CallIdentity, read_identity
-from autellix_backend.vllm_plugin.middleware import SCHEDULER, ProgramMiddleware
+from autellix_backend.vllm_plugin.middleware import KEY_CHECK, SCHEDULER, ProgramMiddleware
 
 Message = dict[str, Any]
 
@@ -82,17 +87,22 @@ class Vllm:
 class Client:
     """Sends requests through the middleware."""
 
-    def __init__(self, vllm: Vllm, section: Message | None = None, processes: int = 1) -> None:
+    def __init__(
+        self, vllm: Vllm, section: Message | None = None, processes: int = 1, keys: list[str] | None = None
+    ) -> None:
         self.now = 0.0
         self.vllm = vllm
-        self.app = ProgramMiddleware(vllm, lambda: self.now)
+        check = key_check() if keys else None
+        checks = [Middleware(check, tokens=keys)] if check else []
+        self.app = ProgramMiddleware(check(vllm, tokens=keys) if check else vllm, lambda: self.now)
         config = SimpleNamespace(
             additional_config={} if section is None else {"autellix": section},
             parallel_config=SimpleNamespace(_api_process_count=processes),
             scheduler_config=SimpleNamespace(scheduler_cls=SCHEDULER),
         )
         engine = SimpleNamespace(vllm_config=config)
-        self._server = SimpleNamespace(state=SimpleNamespace(engine_client=engine))
+        state = SimpleNamespace(engine_client=engine)
+        self._server = SimpleNamespace(state=state, user_middleware=checks)
         self.headers: dict[str, str] = {}
         """Those of the last answer."""
 
@@ -134,3 +144,17 @@ class Client:
         """Make a call, and return what the scheduler reads of it."""
         await self.send({"model": "m", "messages": list(messages), **fields}, headers=headers)
         return self.vllm.identity
+
+
+def key_check() -> Any:
+    """Return vLLM's check of keys, without an import of all of vLLM."""
+    vllm = find_spec("vllm")
+    if vllm is None or not vllm.submodule_search_locations:
+        pytest.skip("vLLM is not installed")
+    place = Path(vllm.submodule_search_locations[0]) / "entrypoints/serve/middleware/authenticate.py"
+    spec = spec_from_file_location("authenticate", place)
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return getattr(module, KEY_CHECK)

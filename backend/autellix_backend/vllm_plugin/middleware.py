@@ -3,7 +3,8 @@
 `--scheduler-cls` names the scheduler that orders requests, `--middleware` names `ProgramMiddleware`, which
 states in `vllm_xargs` which program a call belongs to. It also answers the part of the sessions API by which
 clients end their programs. It never fails a request: whatever goes wrong here, vLLM gets the request as it
-came.
+came. vLLM puts it before its own check of keys (`--api-key`), so it asks that first: nothing of a request
+without a key is read.
 """
 
 from __future__ import annotations
@@ -48,6 +49,10 @@ MAX_SESSION_BYTES = 64 * 1024
 SCHEDULER = "autellix_backend.vllm_plugin.scheduler.AutellixScheduler"
 _DATA = b"data:"
 _HEARTBEAT = "/heartbeat"
+KEY_CHECK = "AuthenticationMiddleware"
+"""vLLM's class that checks keys, of paths below `GUARDED`."""
+GUARDED = "/v1"
+_HAS_KEY = "autellix.has_key"
 
 # Below vLLM's own logger, whose handler shows it.
 logger = logging.getLogger("vllm.autellix")
@@ -62,6 +67,8 @@ class ProgramMiddleware:
         self._calls = DirectCalls(clock)
         self._is_idle: bool | None = None
         """Whether it leaves all to a gateway; None until the first request."""
+        self._key_check: App | None = None
+        """Marks the scope of a request that vLLM lets pass; None where it has no keys."""
         self._has_failed = False
         version = importlib.metadata.version("autellix").encode()
         self._mark = (VERSION.lower().encode(), version)
@@ -78,11 +85,23 @@ class ProgramMiddleware:
 
         path, method = scope["path"].removeprefix(scope.get("root_path", "")), scope["method"]
         if f"{path}/".startswith((SESSIONS_PATH + "/", PROGRAMS_PATH + "/")):
-            await self._answer_session(method, path, _RequestBody(receive), send_marked)
-        elif method == "POST" and path in CALL_PATHS:
+            if await self._has_key(scope):
+                answer = self._session_answer(method, path, _RequestBody(receive))
+            else:
+                answer = _refusal()
+            await _answer(answer, send_marked)
+        elif method == "POST" and path in CALL_PATHS and await self._has_key(scope):
             await self._pass_call(scope, receive, send_marked)
         else:
             await self._app(scope, receive, send_marked)
+
+    async def _has_key(self, scope: Scope) -> bool:
+        """Return whether vLLM's own check lets a request pass; without a key, its answer is vLLM's too."""
+        if self._key_check is None:
+            return True
+        seen = {**scope, "path": f"{scope.get('root_path', '')}{GUARDED}"}
+        await self._key_check(seen, _receive_nothing, _send_nothing)
+        return _HAS_KEY in seen
 
     async def _pass_call(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
@@ -125,6 +144,7 @@ class ProgramMiddleware:
     def _is_beside_gateway(self, scope: Scope) -> bool:
         if self._is_idle is None:
             self._is_idle = self._look_at(scope)
+            self._key_check = _key_check_of(scope)
         return self._is_idle
 
     def _look_at(self, scope: Scope) -> bool:
@@ -155,17 +175,6 @@ class ProgramMiddleware:
             )
         return False
 
-    async def _answer_session(self, method: str, path: str, body: _RequestBody, send: Send) -> None:
-        """Answer a request of the sessions API; one that asks for what only a gateway has is a 404."""
-        try:
-            status, content = await self._session_answer(method, path, body)
-        except (InvalidIdError, *JSON_ERRORS) as error:
-            status, content = HTTPStatus.BAD_REQUEST, _error(str(error))
-        length = str(len(content)).encode()
-        head = [(b"content-type", b"application/json"), (b"content-length", length)]
-        await send({"type": "http.response.start", "status": int(status), "headers": head})
-        await send({"type": "http.response.body", "body": content})
-
     async def _session_answer(self, method: str, path: str, body: _RequestBody) -> tuple[HTTPStatus, bytes]:
         calls, (kind, own_id) = self._calls, _split_path(path)
         if (method, kind, own_id) == ("POST", SESSIONS_PATH, ""):
@@ -185,6 +194,22 @@ class ProgramMiddleware:
                 return HTTPStatus.NO_CONTENT, b""
             return HTTPStatus.NOT_FOUND, _error(f"{own_id!r} is not known here")
         return HTTPStatus.NOT_FOUND, _error(f"{method} {path}: not here without a gateway")
+
+
+async def _answer(answer: Awaitable[tuple[HTTPStatus, bytes]], send: Send) -> None:
+    """Answer a request of the sessions API; one that asks for what only a gateway has is a 404."""
+    try:
+        status, content = await answer
+    except (InvalidIdError, *JSON_ERRORS) as error:
+        status, content = HTTPStatus.BAD_REQUEST, _error(str(error))
+    length = str(len(content)).encode()
+    head = [(b"content-type", b"application/json"), (b"content-length", length)]
+    await send({"type": "http.response.start", "status": int(status), "headers": head})
+    await send({"type": "http.response.body", "body": content})
+
+
+async def _refusal() -> tuple[HTTPStatus, bytes]:
+    return HTTPStatus.UNAUTHORIZED, _error("expected a key of this server in the header Authorization")
 
 
 class _Start(msgspec.Struct):
@@ -297,3 +322,24 @@ def _split_path(path: str) -> tuple[str, str]:
 
 def _error(message: str) -> bytes:
     return msgspec.json.encode({"error": {"message": message, "type": "invalid_request_error"}})
+
+
+def _key_check_of(scope: Scope) -> App | None:
+    """Return vLLM's check of keys before an application that marks what it gets; None where there is none."""
+    for each in getattr(scope.get("app"), "user_middleware", ()):
+        if each.cls.__name__ == KEY_CHECK:
+            check: App = each.cls(_mark_key, *each.args, **each.kwargs)
+            return check
+    return None
+
+
+async def _mark_key(scope: Scope, _receive: Receive, _send: Send) -> None:
+    scope[_HAS_KEY] = True
+
+
+async def _receive_nothing() -> Message:
+    return {"type": "http.disconnect"}
+
+
+async def _send_nothing(_message: Message) -> None:
+    pass
