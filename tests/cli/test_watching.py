@@ -178,6 +178,18 @@ def test_the_call_of_a_named_thread_is_explained_by_its_name() -> None:
     assert "\nCall c of thread 3 (critic) is waiting for a slot.\n" in text
 
 
+def test_an_explanation_has_no_codes_that_a_terminal_obeys() -> None:
+    """It cites what a client has sent: names of threads and tools, and the place where a request differs."""
+    hostile = "tools[0].\x1b]0;gone\x07\x9b2J"
+    call = {"call_id": "c", "thread_id": "3", "thread_name": hostile, "state_text": "ended", "text": hostile}
+    settled = {"call_id": "c", "program_id": "p", "engine": "e", "text": hostile}
+    program = {**call, "program_id": "p", "name": hostile, "flags": [], "state": "ended", "calls": [call]}
+    for why in (settled, {**program, "snapshot_age_s": None}):
+        text = explanation(why)
+        assert "tools[0].?]0;gone??2J" in text
+        assert text.replace("\n", "").isprintable()
+
+
 def test_ids_and_names_are_no_markup_of_the_terminal() -> None:
     """Else one program of one client would break the table for all."""
     hostile = "[/x][link=http://evil]:smile:[red]"

@@ -10,7 +10,7 @@ from urllib.parse import quote
 from autellix_backend.cli.notes import note
 from autellix_backend.cli.program_table import add_wide_option, engine_table
 from autellix_backend.cli.remote import RemoteGateway, add_remote_options, print_json
-from autellix_backend.cli.terminal import Terminal
+from autellix_backend.cli.terminal import Terminal, printable
 
 ENGINES = "/engines"
 LOOK_PERIOD_S = 0.5
@@ -72,7 +72,7 @@ def _list(gateway: RemoteGateway, *, is_json: bool, is_wide: bool) -> int:
         print(*engine_table(Terminal.of_output(), answer["engines"], is_wide=is_wide), sep="\n")
         for engine in answer["engines"]:
             if engine["failure"] is not None:
-                print(f"{engine['name']}: {engine['failure']}")
+                print(printable(f"{engine['name']}: {engine['failure']}"))
             if engine["reporting"] != "local" or not engine["sends_reports"]:
                 print(f"{engine['name']}: {engine['scheduling']}")
     return 0

@@ -75,7 +75,7 @@ class Terminal:
         where the width does not suffice.
         """
         shown = [Row(cells=headings, style=Style.BOLD), *rows]
-        cells = [[_printable(cell) for cell in row.cells] for row in shown]
+        cells = [[printable(cell) for cell in row.cells] for row in shown]
         widths = self._widths([max(map(len, column)) for column in zip(*cells, strict=True)])
         return [
             self.styled(line, row.style)
@@ -106,7 +106,7 @@ def _lines(cells: Sequence[str], widths: Sequence[int]) -> Iterator[str]:
     yield from folded[1:]
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """Return a text without codes that a terminal would obey: clients choose ids and names."""
     return "".join(each if each.isprintable() else "?" for each in text)
 

@@ -12,6 +12,7 @@ from urllib.parse import quote
 from autellix_backend.cli.program_name import shown_name
 from autellix_backend.cli.remote import RemoteError, RemoteGateway, add_remote_options, print_json
 from autellix_backend.cli.status import MAX_PROGRAMS, longest_waiting
+from autellix_backend.cli.terminal import printable
 from autellix_backend.observe.durations import seconds
 
 WIDTH = 100
@@ -116,7 +117,7 @@ def _longest_waiting(gateway: RemoteGateway) -> str:
 def _candidates(programs: Sequence[Row]) -> list[str]:
     """Return lines with the first of some programs."""
     lines = [
-        f"{row['program_id']}  {shown_name(row) or '-'}  {row['state_text']}"
+        printable(f"{row['program_id']}  {shown_name(row) or '-'}  {row['state_text']}")
         for row in programs[:MAX_CANDIDATES]
     ]
     more = len(programs) - len(lines)
@@ -128,7 +129,7 @@ def explanation(why: dict[str, Any]) -> str:
     if "calls" not in why:
         # A settled call.
         head = f"Call {why['call_id']} of program {why['program_id']} has ended at engine {why['engine']}."
-        return "\n".join([head, *_wrapped(why["text"], "  ")])
+        return _joined([head, *_wrapped(why["text"], "  ")])
     name = shown_name(why)
     name = f" ({name})" if name else ""
     state = "has ended" if why["state"] == "ended" else f"is {why['state_text']}"
@@ -138,7 +139,11 @@ def explanation(why: dict[str, Any]) -> str:
         lines += _wrapped(call["text"], "  ")
     if why["snapshot_age_s"] is not None:
         lines += ["", f"Based on an engine snapshot {seconds(why['snapshot_age_s'])} old."]
-    return "\n".join(lines)
+    return _joined(lines)
+
+
+def _joined(lines: Sequence[str]) -> str:
+    return "\n".join(map(printable, lines))
 
 
 def _thread(call: dict[str, Any]) -> str:
