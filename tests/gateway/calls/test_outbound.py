@@ -15,6 +15,7 @@ from autellix_backend.gateway.calls.outbound import (
     IDENTITY_FIELDS,
     PRIVILEGED_FIELDS,
     SESSION_HEADERS,
+    SHARED_FIELDS,
     engine_body,
     engine_headers,
 )
@@ -62,6 +63,15 @@ def test_a_clients_scheduling_fields_reach_no_engine(kind: EngineKind) -> None:
     passed = {"accept-encoding", "authorization", "content-type"}
     assert set(headers) - set(SESSION_HEADERS) == passed
     assert headers.get("x-session-id", "p") == "p"
+
+
+@pytest.mark.parametrize("kind", EngineKind)
+def test_a_tenant_names_no_session_or_priority_that_an_engine_s_other_clients_share(kind: EngineKind) -> None:
+    """SGLang would go on from the context of another tenant's session."""
+    fields: dict[str, Any] = {"session_params": {"id": "s", "rid": "r"}, "agent_hint": {"session_id": "s"}}
+    fields["nvext"] = {"session_control": {"session_id": "s", "action": "close"}}
+    assert fields.keys() == SHARED_FIELDS
+    assert not SHARED_FIELDS & sent(kind, {"model": "m", **fields}, tenant="lab").keys()
 
 
 def test_vllm_gets_the_identity_beside_the_clients_own_arguments() -> None:

@@ -122,3 +122,42 @@ async def test_no_tenant_ends_a_program_of_another(
             pass
         await rig.chat(headers(keys, "blue", "other"))
         assert json.loads(told(rig)[engine_args.ENDED]) == ["blue/run"]
+
+
+DIALECTS: dict[str, dict[str, Any]] = {
+    "router": {
+        "vllm_xargs": {"agentic_context": {"program_id": "run", "priority": 9, "kv_retention_ttl": 1e9}}
+    },
+    "agent_hint": {"agent_hint": {"session_id": "run", "cache_control": {"ttl": 3600}}},
+    "dynamo": {"nvext": {"agent_hints": {"strict_priority": 9}, "session_control": {"session_id": "run"}}},
+    "dynamo closes": {"nvext": {"session_control": {"session_id": "run", "action": "close"}}},
+    "openai": {"service_tier": "priority", "priority": -9},
+}
+
+
+@pytest.mark.parametrize("fields", DIALECTS.values(), ids=DIALECTS)
+async def test_hints_in_the_words_of_other_tools_stay_with_their_tenant(
+    serve: Any, keys: dict[str, str], tenants_file: Path, fields: dict[str, Any]
+) -> None:
+    """Both name the same program, group and class."""
+    names = {"X-Autellix-Group": "task", "X-Autellix-Program-Name": "agent"}
+    async with serve(policy="boost", admission="auto", tenants_file=tenants_file) as rig:
+        await rig.chat(headers(keys, "blue", "run", **names))
+        before = told(rig)
+        await rig.chat(headers(keys, "red", **names), **fields)
+        of_red = told(rig)
+        assert (of_red[engine_args.TENANT], of_red[engine_args.WEIGHT]) == ("red", 1.0)
+        assert of_red[engine_args.CLASS] == "red/agent"
+        assert not of_red[engine_args.PROGRAM].startswith("blue/")
+        assert not {"agent_hint", "nvext", "priority"} & rig.engine.calls[-1].json.keys()
+
+        await rig.chat(headers(keys, "blue", "run", **names))
+        after = told(rig)
+        changing = {engine_args.CALL, engine_args.AGE_S, engine_args.WORK, engine_args.SPREAD}
+        changing |= {engine_args.SERVICE_S, engine_args.PROGRAM_SERVICE_S, engine_args.WAIT_S}
+        assert {
+            name for name in before.keys() | after.keys() if before.get(name) != after.get(name)
+        } <= changing
+        assert await rig.store.program("blue/run") is not None
+        async with rig.client.get(f"{rig.url}{PROGRAMS}", headers=headers(keys, "red")) as listed:
+            assert "blue" not in await listed.text()

@@ -55,6 +55,8 @@ PRIVILEGED_FIELDS = frozenset(
 )
 MODEL_FIELDS = frozenset({"fallbacks", "lora_path", "models"})
 """Further models that LiteLLM, SGLang and OpenRouter may answer with; not for tenants with `models`."""
+SHARED_FIELDS = frozenset({"agent_hint", "nvext", "session_params"})
+"""Sessions of the engine, which all its clients share, and priorities among all; not for tenants."""
 PRIVILEGED_ARGS = frozenset({"kv_transfer_params", SESSION_FIELD, "agentic_context"})
 """The last one is for routers: vLLM takes no object there."""
 
@@ -154,9 +156,9 @@ def engine_body(
     """Return the body for an engine of a kind; `args` are for the scheduler of a vLLM engine.
 
     A salt keeps the tenant's prefix cache apart; without a tenant the client's own salt stays. `dropped` are
-    fields that the tenant may not send.
+    further fields that the tenant may not send.
     """
-    dropped |= _DROPPED[kind]
+    dropped |= _DROPPED[kind] | (SHARED_FIELDS if tenant else frozenset())
     fields: dict[str, Any] = {name: raw for name, raw in body.fields.items() if name not in dropped}
     fields.pop(XARGS, None)
     if kind is EngineKind.VLLM and (xargs := {**_allowed_args(body.xargs), **args}):
