@@ -44,6 +44,14 @@ def test_other_command_lines_are_refused(words: list[str]) -> None:
         read_words(words)
 
 
+def test_a_server_without_middleware_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("VLLM_USE_RUST_FRONTEND", "1")
+    assert main(["vllm", "serve", "M"]) == 2
+    assert "VLLM_USE_RUST_FRONTEND is set" in capsys.readouterr().err
+
+
 def test_without_vllm_the_error_names_what_to_install(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

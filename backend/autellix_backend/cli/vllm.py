@@ -27,10 +27,12 @@ from autellix_backend.errors import CommandError
 MIDDLEWARE = "autellix_backend.vllm_plugin.middleware.ProgramMiddleware"
 OURS = ("--scheduler-cls", SCHEDULER_CLASS, "--middleware", MIDDLEWARE)
 SERVED_NAME = "--served-model-name"
+RUST = "VLLM_USE_RUST_FRONTEND"
+"""vLLM's switch for its server in Rust, which leaves `--middleware` out without a word."""
 
 
 class VllmCommandError(CommandError):
-    """The command line is not one of `vllm serve`."""
+    """The command line is not one of `vllm serve`, or vLLM's server would run without our middleware."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,6 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the command, and become it."""
     model, options = read_words(args.words)
+    if os.environ.get(RUST, "0") not in ("", "0"):
+        raise VllmCommandError(f"{RUST} is set: vLLM's Rust server runs no middleware; expected it unset")
     try:
         check_engine_installed()
     except NoGpuError as error:
