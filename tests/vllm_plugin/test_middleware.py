@@ -6,11 +6,12 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Awaitable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.middleware import Middleware
 from tests.identity.recorded import RECORDED, Sent
 from tests.serving import listening
 from tests.vllm_plugin.import_only_agents import AGENTS, TURNS
@@ -243,6 +244,27 @@ async def test_a_fault_of_ours_lets_each_request_pass_as_it_came(
         assert await client.send(body) == (200, chat_answer())
     assert client.vllm.bodies[-1] == body
     assert len([record for record in caplog.records if "planted" in str(record.exc_info)]) == 1
+
+
+@pytest.mark.parametrize("fails_at", ["start", "request"])
+async def test_a_check_of_keys_that_fails_lets_each_call_pass_as_it_came_and_ends_nothing(
+    fails_at: str, vllm: Vllm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class AuthenticationMiddleware:
+        def __init__(self, *_: Any, **__: Any) -> None:
+            if fails_at == "start":
+                raise TypeError("planted")
+
+        def __call__(self, *_: Any) -> Awaitable[None]:
+            raise RuntimeError("planted")
+
+    client = Client(vllm)
+    server = client.scope("POST", CHAT, {}, 0)["app"]
+    server.user_middleware.append(Middleware(AuthenticationMiddleware))
+    body = json.dumps({"messages": [USER]}).encode()
+    assert await client.send(body) == (200, chat_answer())
+    assert vllm.bodies == [body]
+    assert await end(client, "programs/p") == 401
 
 
 def streamed(*events: Message) -> list[bytes]:

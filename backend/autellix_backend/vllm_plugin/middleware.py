@@ -100,7 +100,10 @@ class ProgramMiddleware:
         if self._key_check is None:
             return True
         seen = {**scope, "path": f"{scope.get('root_path', '')}{GUARDED}"}
-        await self._key_check(seen, _receive_nothing, _send_nothing)
+        try:
+            await self._key_check(seen, _receive_nothing, _send_nothing)
+        except Exception:  # noqa: BLE001 -- as in _identify
+            self._fail()
         return _HAS_KEY in seen
 
     async def _pass_call(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -144,7 +147,11 @@ class ProgramMiddleware:
     def _is_beside_gateway(self, scope: Scope) -> bool:
         if self._is_idle is None:
             self._is_idle = self._look_at(scope)
-            self._key_check = _key_check_of(scope)
+            try:
+                self._key_check = _key_check_of(scope)
+            except Exception:  # noqa: BLE001 -- as in _identify
+                self._fail()
+                self._key_check = _mark_nothing
         return self._is_idle
 
     def _look_at(self, scope: Scope) -> bool:
@@ -335,6 +342,10 @@ def _key_check_of(scope: Scope) -> App | None:
 
 async def _mark_key(scope: Scope, _receive: Receive, _send: Send) -> None:
     scope[_HAS_KEY] = True
+
+
+async def _mark_nothing(_scope: Scope, _receive: Receive, _send: Send) -> None:
+    pass
 
 
 async def _receive_nothing() -> Message:
