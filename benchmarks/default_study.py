@@ -69,7 +69,7 @@ GAP_COUNTS = {"coding": 120, "tools": 300, "chat": 400}
 KV_SHARES = (1.0, 0.5, 0.25)
 JUDGING = range(4, 10)
 """Seeds of all tables."""
-DEFAULT, KNOWN = "default", "sizes known"
+DEFAULT, HINTED = "default", "sizes hinted"
 PROPORTIONAL, DRAWN = "recorded x 0.02", "drawn"
 _PRIVATE = ", private"
 """How the memory of a cell ends whose programs share no prefixes."""
@@ -86,7 +86,7 @@ _FCFS = _settings(policy="fcfs")
 CASES = {
     BASE: _FCFS,
     DEFAULT: _OURS,
-    KNOWN: replace(_OURS, knows_sizes=True),
+    HINTED: replace(_OURS, hint_sigma=0.5),
     "plas": _settings(policy="plas", preemption="always"),
     "atlas": _settings(policy="atlas", preemption="always"),
     "plas priced": _settings(policy="plas"),
@@ -195,7 +195,7 @@ def default_tables(runs: RunFile) -> list[str]:
         f"Load 1.3, {len(JUDGING)} seeds in all columns (their number where there are fewer):",
         "",
     ]
-    lines += [*_case_table(runs, CENTRE, (DEFAULT, KNOWN, *OTHERS)), ""]
+    lines += [*_case_table(runs, CENTRE, (DEFAULT, HINTED, *OTHERS)), ""]
     return lines
 
 
@@ -345,7 +345,7 @@ def constants_tables(runs: RunFile) -> list[str]:
 STUDIES = {
     "table": Study(
         [
-            Block(cells=CENTRE, cases=(BASE, KNOWN, *OTHERS), seeds=JUDGING),
+            Block(cells=CENTRE, cases=(BASE, HINTED, *OTHERS), seeds=JUDGING),
             Block(cells=CENTRE, cases=(BASE, DEFAULT), seeds=JUDGING),
             Block(cells=UNSEEN[:LEAST_UNSEEN], cases=(BASE, DEFAULT), seeds=JUDGING),
             Block(cells=BURSTS, cases=(BASE, DEFAULT), seeds=JUDGING),

@@ -102,10 +102,8 @@ def policies(_costs: Path | None) -> Study:
 
     def groups(workload: str) -> dict[str, Group]:
         model = engine(workload)
-        names = ("fcfs", "sjf", "round_robin", "mlfq", "plas", "atlas", "atlas_dag", "hinted")
+        names = ("fcfs", "sjf", "round_robin", "mlfq", "plas", "atlas", "atlas_dag")
         cases = {name: case(model, name, preemption="always") for name in names}
-        cases["hinted, hints off by e^0.5"] = replace(cases["hinted"], hint_sigma=0.5)
-        cases["hinted, hints off by e^1"] = replace(cases["hinted"], hint_sigma=1.0)
         cases["srpt (clairvoyant)"] = case(model, "srpt", preemption="always", beta=math.inf)
         return {"": Group(cases=cases)}
 

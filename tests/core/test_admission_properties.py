@@ -124,8 +124,11 @@ class Driver:
                 expected_s=amount if which % 4 else None,
                 age_s=3 * amount if which % 5 == 0 else None,
                 work=100.0 * size if which % 2 else None,
-                expected_work=1000.0 * size if which % 11 == 0 else None,
-                hints=Hints(class_name=f"k{which % 2}"),
+                hints=Hints(
+                    class_name=f"k{which % 2}",
+                    expected_tokens=30.0 * size if which % 11 == 0 else None,
+                    expected_calls=float(size) if which % 11 == 1 else None,
+                ),
                 is_pinned=which % 17 == 16,
                 context=Context(size, size // 3 * (which % 2), prefix, PREFIX_TOKENS[prefix])
                 if self.is_told and which % 13

@@ -9,7 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autellix_backend.core.boost import LEADS, LEAST_WORK, OUTPUT_WEIGHT, RENEWAL_S, ProgramBoost, work_of
+from autellix_backend.core.boost import (
+    LEADS,
+    LEAST_WORK,
+    MAX_CLASSES,
+    OUTPUT_WEIGHT,
+    RENEWAL_S,
+    ProgramBoost,
+    work_of,
+)
+from autellix_backend.core.hints import NO_HINTS, Hints
 from autellix_backend.core.statistics import ProgramStatistics, TokenCost
 from autellix_backend.core.table import Program
 
@@ -107,10 +116,62 @@ def test_when_somebody_looks_a_boost_up_does_not_change_it() -> None:
     assert looked_up.key_s(unknown) == other.key_s(unknown) < 0.0
 
 
-def test_expected_work_stands_for_what_is_known() -> None:
+def hinted(boost: ProgramBoost, work: float = 0.0, tenant: str = "", **hints: Any) -> float:
+    """Return the key of a program, the first call of which has these hints."""
+    found = program(50.0, work=work, tenant=tenant, hints=Hints(**hints))
+    boost.on_arrival(found, 50.0)
+    return boost.key_s(found)
+
+
+@pytest.mark.parametrize(
+    ("work", "tokens", "counted"), [(0.0, 256.0, 8192.0), (8192.0, 256.0, 16384.0), (0.0, 1e12, 32e12)]
+)
+def test_tokens_that_a_client_expects_count_beside_what_was_done(
+    work: float, tokens: float, counted: float
+) -> None:
     boost = make_boost()
 
-    assert boost.key_s(program(work=1.0, expected_work=8192.0)) == boost.key_s(program(work=8192.0))
+    assert hinted(boost, work, expected_tokens=tokens) == boost.key_s(program(50.0, work=counted))
+
+
+def test_expected_calls_count_as_the_finished_ones_of_their_class_and_tenant() -> None:
+    boost = make_boost()
+    new_s = boost.key_s(program(50.0))
+    assert hinted(boost, class_name="chat", expected_calls=4) == new_s, "nothing is known of calls yet"
+
+    for work in (1024.0, 3072.0):
+        boost.on_finished(program(hints=Hints(class_name="chat")), work)
+        boost.on_finished(program(hints=Hints(class_name="chat"), tenant="other"), 1e6)
+
+    of_four_s = boost.key_s(program(50.0, work=8192.0))
+    assert hinted(boost, class_name="chat", expected_calls=4) == of_four_s
+    assert hinted(boost, class_name="chat", expected_calls=2, work=4096.0) == of_four_s
+    assert hinted(boost, class_name="tree", expected_calls=4) == new_s
+    # The tokens say more.
+    assert hinted(boost, class_name="chat", expected_calls=400, expected_tokens=256) == of_four_s
+
+
+def test_classes_of_calls_are_bounded() -> None:
+    boost = make_boost()
+    hinted(boost, expected_calls=1)
+    for number in range(MAX_CLASSES):
+        boost.on_finished(program(hints=Hints(class_name="kept")), 8192.0)
+        boost.on_finished(program(hints=Hints(class_name=f"other-{number}")), 8192.0)
+
+    known_s, new_s = boost.key_s(program(50.0, work=8192.0)), boost.key_s(program(50.0))
+    assert hinted(boost, class_name="kept", expected_calls=1) == known_s
+    assert hinted(boost, class_name="other-0", expected_calls=1) == new_s
+
+
+def test_a_program_that_outgrows_what_its_client_expects_counts_by_what_it_did() -> None:
+    boost = make_boost()
+    found = program(50.0, hints=Hints(expected_tokens=20.0))
+    boost.on_arrival(found, 50.0)
+    small_s = boost.key_s(found)
+    found.work, found.hints = 8192.0, NO_HINTS
+    boost.on_arrival(found, 51.0)
+
+    assert small_s < boost.key_s(found) == boost.key_s(program(50.0, work=8192.0))
 
 
 def test_a_work_of_almost_nothing_has_a_finite_boost() -> None:

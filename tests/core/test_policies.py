@@ -15,7 +15,7 @@ from autellix_backend.core.table import Program
 
 def test_an_unknown_policy_is_named_with_the_known_ones() -> None:
     with pytest.raises(
-        UnknownPolicyError, match="'lifo' is unknown; the policies are atlas, atlas_dag, boost, fcfs, hinted"
+        UnknownPolicyError, match="'lifo' is unknown; the policies are atlas, atlas_dag, boost, fcfs, mlfq"
     ):
         make_policy("lifo")
 
@@ -41,9 +41,9 @@ def test_the_exact_path_is_that_of_the_parents_where_they_are_known() -> None:
 @pytest.mark.parametrize(
     ("name", "expected_s", "size_s"),
     [
-        ("hinted", None, 4.5),
-        ("hinted", 1.5, 1.0),
-        ("hinted", 0.25, 0.0),
+        ("srpt", None, 4.5),
+        ("srpt", 1.5, 1.0),
+        ("srpt", 0.25, 0.0),
         ("sjf", None, 0.0),
         ("sjf", 1.5, 1.5),
     ],
@@ -70,7 +70,7 @@ def test_a_policys_declared_sum_is_the_one_it_computes(
 
 @pytest.mark.parametrize(
     ("name", "key"),
-    [("boost", 7.0), ("fcfs", 7.0), ("mlfq", 7.0), ("plas", 4.0), ("hinted", 2.0), ("srpt", 2.0)],
+    [("boost", 7.0), ("fcfs", 7.0), ("mlfq", 7.0), ("plas", 4.0), ("srpt", 2.0)],
 )
 def test_admission_follows_the_policy(name: str, key: float) -> None:
     """By arrival (without a boost), attained service or expected remainder."""
@@ -84,7 +84,7 @@ def test_admission_goes_by_attained_service_where_nothing_is_expected() -> None:
     program = Program(program_id="p", created_s=7.0, service_s=4.0)
     boost = ProgramBoost(0.0, ProgramStatistics(), TokenCost(0.005))
 
-    assert make_policy("hinted").place(program, boost).base == 4.0
+    assert make_policy("srpt").place(program, boost).base == 4.0
 
 
 def test_boosted_programs_are_never_preempted_for_their_order() -> None:

@@ -131,7 +131,7 @@ def test_without_demotion_a_call_keeps_its_initial_level() -> None:
 
 
 def test_a_large_program_that_never_ran_is_promoted_too() -> None:
-    machine = Machine(SchedulerConfig(policy="hinted", beta=2.0))
+    machine = Machine(SchedulerConfig(policy="srpt", beta=2.0))
     machine.arrive(Arrival("large", "p", expected_s=10.0), 0.0)
     machine.arrive(Arrival("small", "q", expected_s=1.0), 0.0)
     assert [call.call_id for call in machine] == ["small", "large"]
@@ -145,7 +145,7 @@ def test_a_large_program_that_never_ran_is_promoted_too() -> None:
 
 
 def test_a_finished_call_brings_its_siblings_forward() -> None:
-    machine = Machine(SchedulerConfig(policy="hinted", beta=math.inf))
+    machine = Machine(SchedulerConfig(policy="srpt", beta=math.inf))
     machine.arrive(Arrival("a1", "a", expected_s=6.0), 0.0)
     machine.arrive(Arrival("a2", "a"), 0.0)
     machine.arrive(Arrival("b1", "b", expected_s=4.0), 0.0)
@@ -163,7 +163,7 @@ def test_a_finished_call_brings_its_siblings_forward() -> None:
 
 
 def test_a_program_without_hints_is_demoted_by_its_attained_service() -> None:
-    machine = Machine(SchedulerConfig(policy="hinted", beta=math.inf))
+    machine = Machine(SchedulerConfig(policy="srpt", beta=math.inf))
     machine.arrive(Arrival("a", "a"), 0.0)
     machine.arrive(Arrival("b", "b", expected_s=2.0), 0.0)
     assert [call.call_id for call in machine] == ["a", "b"]
@@ -175,7 +175,7 @@ def test_a_program_without_hints_is_demoted_by_its_attained_service() -> None:
 
 def test_the_first_service_of_a_call_that_waited_long_may_promote_it() -> None:
     """Without a hint and without service it has no ratio, however long it waits."""
-    machine = Machine(SchedulerConfig(policy="hinted", beta=2.0, bounds=(100.0,)))
+    machine = Machine(SchedulerConfig(policy="srpt", beta=2.0, bounds=(100.0,)))
     machine.arrive(Arrival("a", "a"), 0.0)
     assert machine.tick(10.0) == []
     assert machine.starvation.next_deadline_s == math.inf
@@ -187,7 +187,7 @@ def test_the_first_service_of_a_call_that_waited_long_may_promote_it() -> None:
 
 
 def test_a_promoted_call_keeps_its_position_when_its_program_changes() -> None:
-    machine = Machine(SchedulerConfig(policy="hinted", beta=1.0))
+    machine = Machine(SchedulerConfig(policy="srpt", beta=1.0))
     machine.arrive(Arrival("a1", "a", expected_s=2.0), 0.0)
     machine.tick(2.0)
     assert machine.call("a1").rank == (1, 0.0, 1)

@@ -80,7 +80,6 @@ def test_what_a_gateway_writes_is_read_alike() -> None:
         service_s=4.0,
         inherited_s=1.5,
         wait_s=2.0,
-        expected_s=3.0,
         age_s=7.5,
         work=1000.0,
         hints=hints,
@@ -141,14 +140,13 @@ def test_unusable_seconds_count_as_absent(value: Any) -> None:
         "service_s",
         "program_service_s",
         "wait_s",
-        "expected_s",
         "age_s",
         "work",
         "spread",
         "return_s",
     )
     identity = read_identity("r", {f"autellix_{name}": value for name in names}, None)
-    kept = ("service_s", "inherited_s", "wait_s", "expected_s", "age_s", "work")
+    kept = ("service_s", "inherited_s", "wait_s", "age_s", "work")
     found = [identity.spread, identity.arrival.hints.return_s]
     assert [*found, *(getattr(identity.arrival, name) for name in kept)] == [None] * len(names)
 

@@ -17,7 +17,7 @@ from autellix_backend.settings.scheduler import scheduler_from_mapping, schedule
     [
         SchedulerConfig(),
         SchedulerConfig(policy="plas", bounds=(1.0,), quanta=(2.0, math.inf), beta=math.inf, period_steps=4),
-        SchedulerConfig(policy="hinted", demotes=False, preemption="never", service="tokens", token_s=0.1),
+        SchedulerConfig(policy="plas", demotes=False, preemption="never", service="tokens", token_s=0.1),
     ],
 )
 def test_a_configuration_survives_json(config: SchedulerConfig) -> None:

@@ -10,8 +10,6 @@ from tests.stores.tables import IDLE_S, MAX_ANSWER_IDS, Table, all_programs, che
 
 from autellix_backend import pauses
 from autellix_backend.core.errors import DuplicateCallError, UnknownCallError
-from autellix_backend.core.estimate import LEAST_PROGRAMS
-from autellix_backend.core.hints import Hints
 from autellix_backend.stores.base import (
     Adoption,
     AnswerSource,
@@ -237,23 +235,6 @@ async def test_known_parents_decide_where_a_call_starts(table: Table) -> None:
     expected = Inherited(service_s=1.0, program_service_s=5.0, wait_s=2.0, finished_calls=2, age_s=6.0)
     assert await store.begin(child, 6.0) == expected
     assert (await store.begin(stranger, 6.0)).service_s == 5.0
-
-
-async def test_a_hint_counts_down_and_a_class_is_learned(table: Table) -> None:
-    store = await table.open("hinted")
-    for number in range(LEAST_PROGRAMS):
-        call = CallStart(key=f"{number}", call_id="c", program_id=f"p{number}", name="chat")
-        assert (await store.begin(call, 0.0)).expected_s is None
-        await store.settle(end(f"{number}", 4.0, program=f"p{number}", is_final=True), 1.0)
-    plain = CallStart(key="k", call_id="k", program_id="plain", name="chat")
-    assert (await store.begin(plain, 2.0)).expected_s == 4.0
-    stranger = start("s", "stranger", name="chat", class_id="other/chat")
-    assert (await store.begin(stranger, 2.0)).expected_s is None
-    hinted = CallStart(key="h", call_id="h", program_id="q", name="chat", hints=Hints(expected_calls=3))
-    assert (await store.begin(hinted, 2.0)).expected_s == 12.0
-    await store.settle(end("h", 4.0, program="q"), 3.0)
-    later = CallStart(key="i", call_id="i", program_id="q", name="chat")
-    assert (await store.begin(later, 4.0)).expected_s == 8.0
 
 
 async def test_a_session_and_its_programs_have_one_owner(table: Table) -> None:

@@ -107,7 +107,7 @@ async def everything(store: ProgramStore) -> list[Any]:
     return [await store.counts(), views, [await store.program(view.program_id) for view in views]]
 
 
-@pytest.mark.parametrize("policy", ["plas", "atlas", "atlas_dag", "hinted"])
+@pytest.mark.parametrize("policy", ["plas", "atlas", "atlas_dag"])
 @settings(
     max_examples=15,
     derandomize=True,

@@ -13,7 +13,6 @@ from tests.redis_server import RedisServer
 from tests.stores.tables import LEASE_S, SESSION_TTL_S, Table, all_programs, check, end, start
 
 from autellix_backend.core.errors import UnknownCallError
-from autellix_backend.core.estimate import LEAST_PROGRAMS
 from autellix_backend.stores.base import Counts, ProgramEnd, Reaped, program_work
 from autellix_backend.stores.redis import MAX_NAMES, MAX_REAPED
 from autellix_backend.stores.redis_scripts import NotMemberError
@@ -143,18 +142,17 @@ async def test_stale_entries_are_reported_by_one_gateway_only(shared: Table) -> 
     assert sorted(told) == sorted(f"s{number}" for number in range(count))
 
 
-async def test_other_gateways_receive_ends_and_learn_from_them(shared: Table) -> None:
-    one, other = await shared.open("hinted"), await shared.open("hinted")
+async def test_other_gateways_receive_ends(shared: Table) -> None:
+    one, other = await shared.open(), await shared.open()
     heard: list[str] = []
     other.subscribe(lambda ended: heard.append(ended.program_id))
-    names = [f"p{number}" for number in range(LEAST_PROGRAMS)]
+    names = [f"p{number}" for number in range(30)]
     for name in names:
         await one.begin(start(name, name, name="chat"), 0.0)
         await one.settle(end(name, 4.0, program=name, is_final=True), 1.0)
     await other.reap(2.0)
     await other.reap(3.0)
     assert heard == names
-    assert (await other.begin(start("k", "q", name="chat"), 3.0)).expected_s == 4.0
 
 
 async def test_a_new_gateway_reads_the_latest_ends(shared: Table, monkeypatch: pytest.MonkeyPatch) -> None:

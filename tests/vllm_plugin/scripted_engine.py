@@ -43,8 +43,6 @@ from vllm.v1.structured_output import StructuredOutputManager
 from autellix_backend.core.arrival import Arrival
 from autellix_backend.core.call import CallRecord
 from autellix_backend.core.config import SchedulerConfig
-from autellix_backend.core.estimate import SizeEstimator
-from autellix_backend.core.hints import NO_HINTS, Hints
 from autellix_backend.core.policies import make_policy
 from autellix_backend.core.table import ProcessTable
 from autellix_backend.settings.scheduler import scheduler_from_mapping
@@ -318,7 +316,6 @@ class _Program:
     trace: ProgramTrace
     missing: list[int]
     tokens_left: int
-    service_s: float = 0.0
     left: int = 0
     contexts: list[list[int]] = dataclasses.field(default_factory=list)
     """Each call's prompt and answer."""
@@ -334,7 +331,6 @@ class Client:
     def __init__(self, engine: ScriptedEngine, config: SchedulerConfig, has_hints: bool) -> None:
         self._engine = engine
         self._policy = make_policy(config.policy)
-        self._estimator = SizeEstimator()
         self._has_hints = has_hints
         self._programs: list[_Program] = []
         self._table = ProcessTable()
@@ -378,9 +374,8 @@ class Client:
             "autellix_thread": call.thread,
             "autellix_class": program.trace.source,
         }
-        expected_s = self._expect(program)
-        if expected_s is not None:
-            identity["autellix_expected_s"] = expected_s
+        if self._has_hints:
+            identity["autellix_expected_tokens"] = program.tokens_left
         if self._policy.reads_parents:
             identity |= self._inherited(number, call)
         context = program.contexts[call_number]
@@ -397,12 +392,6 @@ class Client:
             "autellix_wait_s": entry.wait_s,
         }
 
-    def _expect(self, program: _Program) -> float | None:
-        if not self._policy.sizes_programs:
-            return None
-        hints = Hints(expected_tokens=program.tokens_left) if self._has_hints else NO_HINTS
-        return self._estimator.expect("", program.trace.source, program.service_s, hints)
-
     def _finish(self, records: list[CallRecord]) -> None:
         for record in records:
             number, call_number = map(int, record.call_id.split("."))
@@ -411,9 +400,7 @@ class Client:
                 self._complete(record)
             tokens = max(1, program.trace.calls[call_number].decode_tokens)
             program.tokens_left -= tokens
-            program.service_s += record.service_s
             program.left -= 1
-            self._estimator.observe_call("", program.trace.source, record.service_s, tokens)
             for child in program.trace.calls:
                 if call_number in child.parents:
                     program.missing[child.id] -= 1
@@ -421,7 +408,6 @@ class Client:
                         self._plan(number, child, self._engine.now)
             if program.left == 0:
                 self._engine.end_program(str(number))
-                self._estimator.observe_program("", program.trace.source, program.service_s)
 
     def _complete(self, record: CallRecord) -> None:
         self._table.complete(

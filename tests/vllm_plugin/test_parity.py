@@ -41,7 +41,7 @@ from autellix_lab.workload.trace import ProgramTrace, program_to_mapping
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
 
 WORKER = Path(__file__).with_name("scripted_engine.py")
-POLICIES = ("fcfs", "mlfq", "plas", "atlas", "atlas_dag", "sjf", "round_robin", "hinted", "boost")
+POLICIES = ("fcfs", "mlfq", "plas", "atlas", "atlas_dag", "sjf", "round_robin", "boost")
 PERIODS = (1, 4)
 TICK_S = 2.0**-12
 """Arrivals and gaps are multiples of it, as are the durations of all steps below."""
@@ -243,7 +243,7 @@ SITUATIONS = {
     "slots": Situation(),
     "slots at overload": Situation(arrivals=BUSY),
     "parallel calls": Situation(arrivals=TREES),
-    "hints": Situation(policies=("hinted",), options={"has_hints": True}),
+    "hints": Situation(policies=("boost",), options={"has_hints": True}),
     "service by tokens": Situation(
         policies=("plas", "round_robin"), periods=(1,), options={"service": "tokens"}
     ),
@@ -259,11 +259,9 @@ SITUATIONS = {
     "async overload": Situation(arrivals=BUSY, policies=("plas", "atlas"), periods=(1,), options=ASYNC),
     # A preempted call finds its own blocks again, and later calls those of finished ones, also where some go.
     "own blocks": Situation(model=CACHED, policies=("plas", "atlas", "round_robin"), periods=(1,)),
-    "chats' blocks": Situation(
-        arrivals=CHATS, model=CACHED, policies=("fcfs", "plas", "sjf", "hinted"), periods=(1,)
-    ),
+    "chats' blocks": Situation(arrivals=CHATS, model=CACHED, policies=("fcfs", "plas", "sjf"), periods=(1,)),
     "agents' blocks": Situation(
-        arrivals=REACTS, model=CACHED, policies=("fcfs", "plas", "sjf", "hinted"), periods=(1,)
+        arrivals=REACTS, model=CACHED, policies=("fcfs", "plas", "sjf"), periods=(1,)
     ),
     "evictions": Situation(
         arrivals=CHATS, model=replace(CACHED, kv_blocks=60), policies=("boost", "fcfs", "plas")
@@ -359,7 +357,7 @@ def play_priced(
 
 @pytest.mark.parametrize("period_steps", PERIODS)
 @pytest.mark.parametrize("changes", [{}, {"token_budget": 64}], ids=str)
-@pytest.mark.parametrize("policy", ["mlfq", "plas", "atlas", "round_robin", "hinted"])
+@pytest.mark.parametrize("policy", ["mlfq", "plas", "atlas", "round_robin"])
 def test_priced_slots(live: ScriptedEngines, policy: str, changes: dict[str, Any], period_steps: int) -> None:
     """Both learn the same price of prefill from the same steps, and refuse the same preemptions by it."""
     model = replace(DEAR, **changes)
@@ -367,7 +365,7 @@ def test_priced_slots(live: ScriptedEngines, policy: str, changes: dict[str, Any
     assert simulated == lived
 
 
-@pytest.mark.parametrize("policy", ["plas", "atlas", "round_robin", "hinted"])
+@pytest.mark.parametrize("policy", ["plas", "atlas", "round_robin"])
 def test_priced_blocks(live: ScriptedEngines, policy: str) -> None:
     """Calls that are refused blocks get those of the same others, or wait as long."""
     simulated, lived = play_priced(live, replace(DEAR, kv_blocks=45), policy=policy)

@@ -50,13 +50,11 @@ class Arrival(_Ids, frozen=True, kw_only=True, gc=False):
     path_id: str | None = None
     """The name by which later calls know it as their parent, if that is not its id here."""
     expected_s: float | None = None
-    """Expected service (s) of the call (`sjf`) or of its program from here on (`hinted`, `srpt`)."""
+    """Expected service (s) of the call (`sjf`) or of its program from here on (`srpt`)."""
     age_s: float | None = None
     """Time (s) since the first call of its program arrived anywhere; None if that was here."""
     work: float | None = None
     """The work of its program's finished calls, where the caller keeps it: the larger value wins."""
-    expected_work: float | None = None
-    """The total work of its program; None if unknown, as it is to every live scheduler."""
     hints: Hints = NO_HINTS
     """What its client says of its program from here on."""
     context: Context | None = None

@@ -5,10 +5,11 @@ arXiv 2404.08826), with the known work of a program in the place of its unknown 
 
     key = arrival - head start of its priority + g * ln(1 - exp(-s / g))
 
-The known work is that of its finished calls and of its prompts that wait; s is the engine time (s) that it
-takes. The strength g (s) is a share of the programs' mean response time. Where all programs have about the
-same size, known work says nothing about what is left, and order of arrival is best: g falls to zero as the
-spread of sizes does. Each tenant has a strength of its own, by its own sizes.
+The known work is that of its finished calls and of its prompts that wait, or what its client expects of it
+in all, if that is more; s is the engine time (s) that it takes. The strength g (s) is a share of the mean
+response time of programs. Where all programs have about the same size, known work says nothing about what is
+left, and order of arrival is best: g falls to zero as the spread of sizes does. Each tenant has a strength of
+its own, by its own sizes.
 
 A call whose program nothing identified may be any call of any program. By its own work, calls of all programs
 would take turns, and these would evict each other's contexts; by its arrival alone, it would wait for calls
@@ -29,6 +30,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Collection
+from dataclasses import dataclass
 from functools import partial
 
 from autellix_backend.core.place import Place, WorkClass
@@ -49,6 +51,8 @@ RENEWAL_S = 0.25
 up again would take long with many tenants."""
 UNIDENTIFIED = -1
 """The exponent in the class of calls whose program nothing identified."""
+MAX_CLASSES = 256
+"""Classes of one tenant whose calls count; the one that had no call for the longest is forgotten first."""
 LEADS = 20
 """The latest calls of identified programs whose leads count. With 60 the means of program latency move by at
 most 0.02 of `fcfs`'s, with a share of 0.15 or 0.35 in place of a quarter by up to 0.11."""
@@ -59,6 +63,18 @@ _LEAST_SHARE = 1e-12
 def work_of(prompt_tokens: float, output_tokens: float) -> float:
     """Return the work of tokens, in prompt tokens."""
     return prompt_tokens + OUTPUT_WEIGHT * output_tokens
+
+
+@dataclass(slots=True)
+class _Calls:
+    """Finished calls of a class."""
+
+    count: int = 0
+    work: float = 0.0
+
+    def add(self, work: float) -> None:
+        self.count += 1
+        self.work += work
 
 
 class ProgramBoost:
@@ -75,6 +91,8 @@ class ProgramBoost:
         self._leads: dict[str, deque[float]] = {}
         """By how much earlier (s) the latest calls of identified programs counted than they arrived, in each
         tenant that has calls whose program nothing identified."""
+        self._calls: dict[str, dict[str, _Calls]] = {}
+        """The finished calls of each class, in each tenant that has programs of which calls are expected."""
         self._strengths_s: dict[str, float] = {}
         """The strength of the boost, by tenant."""
         self._boosts_s: dict[WorkClass, float] = {}
@@ -110,11 +128,30 @@ class ProgramBoost:
         self.epoch += 1
 
     def on_arrival(self, program: Program, now: float) -> None:
-        """Learn from a call that arrives, in a tenant that has any whose program nothing identified."""
+        """Learn from a call that arrives: what its client expects, and how much earlier it counts."""
+        if program.hints.has_size:
+            left = self._expected_work(program)
+            program.expected_work = None if left is None else program.work + left
         if not program.is_identified:
             latest(self._leads, program.tenant, partial(deque, maxlen=LEADS), MAX_TENANTS)
         elif (leads := self._leads.get(program.tenant)) is not None:
             leads.append(now - self.key_s(program))
+
+    def on_finished(self, program: Program, work: float) -> None:
+        """Learn what a call took, in a tenant that has programs of which calls are expected."""
+        if (classes := self._calls.get(program.tenant)) is not None:
+            latest(classes, program.hints.class_name, _Calls, MAX_CLASSES).add(work)
+
+    def _expected_work(self, program: Program) -> float | None:
+        """Return the work that the client of a program expects from now on; None if nothing is known."""
+        hints = program.hints
+        if hints.expected_tokens is not None:
+            # Prompts come on top of it, and are less than the powers of two that count.
+            return work_of(0, hints.expected_tokens)
+        assert hints.expected_calls is not None, "a size is tokens or calls"
+        classes = latest(self._calls, program.tenant, dict, MAX_TENANTS)
+        calls = classes.get(hints.class_name)
+        return None if calls is None else hints.expected_calls * calls.work / calls.count
 
     def place(self, program: Program) -> Place:
         """Return the present place of a program in the order of its tenant."""
@@ -123,7 +160,9 @@ class ProgramBoost:
             base_s -= self._statistics.response_s * program.group.ended_share
         if not program.is_identified:
             return Place(base_s, WorkClass(program.tenant, UNIDENTIFIED))
-        known = program.expected_work or program.work + program.waiting_work
+        known = program.work + program.waiting_work
+        if program.expected_work is not None:
+            known = max(known, program.expected_work)
         # By powers of two, so that programs of about the same work keep the order of their arrival.
         exponent = math.ceil(math.log2(max(known, LEAST_WORK)))
         return Place(base_s, WorkClass(program.tenant, exponent))

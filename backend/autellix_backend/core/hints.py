@@ -7,7 +7,6 @@ One record from the request to the engine's machine. A new hint is a field here,
 from __future__ import annotations
 
 import msgspec
-from msgspec.structs import replace
 
 from autellix_backend.core.priority import Priority
 
@@ -34,26 +33,6 @@ class Hints(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fa
     def has_size(self) -> bool:
         """Whether they say how much the program will need."""
         return self.expected_calls is not None or self.expected_tokens is not None
-
-    def plus(self, calls: float, tokens: float) -> Hints:
-        """Return the hints for an earlier moment: what was done since is added to the size."""
-        return replace(
-            self,
-            expected_calls=None if self.expected_calls is None else self.expected_calls + calls,
-            expected_tokens=None if self.expected_tokens is None else self.expected_tokens + tokens,
-        )
-
-    def less(self, calls: float, tokens: float) -> Hints:
-        """Return the hints for a later moment; a size that is used up by then is unknown."""
-        return replace(
-            self,
-            expected_calls=_rest(self.expected_calls, calls),
-            expected_tokens=_rest(self.expected_tokens, tokens),
-        )
-
-
-def _rest(expected: float | None, done: float) -> float | None:
-    return expected - done if expected is not None and expected > done else None
 
 
 NO_HINTS = Hints()

@@ -479,6 +479,8 @@ class Machine:
         self.quanta.forget(call)
         if self.policy.promotes:
             self.starvation.forget(call)
+        if self.policy.boosts and not is_aborted:
+            self.boost.on_finished(program, work)
         self._review(call, program, now)
         self.admission.leave(call, program, context_tokens, now)
         self._move_group(program)
@@ -578,5 +580,4 @@ def _update(program: Program, arrival: Arrival, now: float) -> None:
     if arrival.age_s is not None:
         program.created_s = min(program.created_s, now - arrival.age_s)
     program.is_identified = arrival.is_identified
-    program.expected_work = arrival.expected_work
     program.hints = arrival.hints

@@ -9,7 +9,6 @@ LIVE_POLICY_NAMES = (
     "plas",
     "atlas",
     "atlas_dag",
-    "hinted",
     "fcfs",
     "sjf",
     "round_robin",

@@ -63,7 +63,7 @@ class Program:
     waiting_work: float = 0.0
     """Work of the new prompt tokens of its active calls."""
     expected_work: float | None = None
-    """The work of all its calls; None if unknown, as it is to every live scheduler."""
+    """The work of all its calls by the latest hint of its size; None without one."""
     hints: Hints = NO_HINTS
     """What the client of its latest call says of it."""
     group: ProgramGroup | None = None

@@ -95,8 +95,6 @@ def _totals(arrival: Arrival) -> Arguments:
         args[engine_args.PROGRAM_SERVICE_S] = service_s
     if arrival.wait_s is not None:
         args[engine_args.WAIT_S] = arrival.wait_s
-    if arrival.expected_s is not None:
-        args[engine_args.EXPECTED_S] = arrival.expected_s
     if arrival.age_s is not None:
         args[engine_args.AGE_S] = arrival.age_s
     if arrival.work is not None:
@@ -216,7 +214,6 @@ _FACTS: dict[object, _Fact] = {
     engine_args.PARENTS: _Fact("parents", _parents),
     engine_args.SERVICE_S: _Fact("inherited_s", _amount),
     engine_args.WAIT_S: _Fact("wait_s", _amount),
-    engine_args.EXPECTED_S: _Fact("expected_s", _amount),
     engine_args.AGE_S: _Fact("age_s", _amount),
     engine_args.WORK: _Fact("work", _amount),
     **{

@@ -71,8 +71,6 @@ class Inherited(msgspec.Struct, frozen=True, kw_only=True):
     program_service_s: float
     """The attained service in the program's own entry."""
     wait_s: float
-    expected_s: float | None = None
-    """Service that the program is expected to need from this call on; None if unknown."""
     finished_calls: int = 0
     work: float = 0.0
     """The work of the program's finished calls (see `core.boost`)."""

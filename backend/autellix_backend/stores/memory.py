@@ -11,8 +11,6 @@ from msgspec.structs import replace
 from typing_extensions import override
 
 from autellix_backend.core.errors import UnknownCallError
-from autellix_backend.core.estimate import SizeEstimator
-from autellix_backend.core.hints import NO_HINTS, Hints
 from autellix_backend.core.policies import Policy
 from autellix_backend.core.recent import RecentMap
 from autellix_backend.core.table import ProcessTable, Program
@@ -34,7 +32,6 @@ from autellix_backend.stores.base import (
     StoredCall,
     adopted_call,
     call_key,
-    tenant_of,
 )
 from autellix_backend.stores.ends import EndFeed
 from autellix_backend.stores.listing import ListingPlace
@@ -58,8 +55,6 @@ class _Entry:
     history: deque[StoredCall] = field(default_factory=lambda: deque(maxlen=HISTORY_CALLS))
     is_identified: bool = True
     """Whether its latest call was."""
-    whole: Hints = NO_HINTS
-    """The client's last hints of a size, converted to the program as a whole."""
 
 
 class MemoryStore(EndFeed, ProgramStore):
@@ -78,7 +73,6 @@ class MemoryStore(EndFeed, ProgramStore):
         self._program_idle_s = program_idle_s
         self._session_ttl_s = session_ttl_s
         self._table = ProcessTable()
-        self._estimator = SizeEstimator()
         # In order of arrival.
         self._entries: dict[str, _Entry] = {}
         self._arrivals = 0
@@ -127,7 +121,6 @@ class MemoryStore(EndFeed, ProgramStore):
             service_s=service_s,
             program_service_s=program.service_s,
             wait_s=program.wait_s,
-            expected_s=self._expect(entry, call),
             finished_calls=entry.view.finished_calls,
             work=program.work,
             age_s=now - entry.view.first_arrival_s,
@@ -179,16 +172,6 @@ class MemoryStore(EndFeed, ProgramStore):
             view.session_ids += (call.session_id,)
             self._programs_of.setdefault(call.session_id, {})[call.program_id] = None
 
-    def _expect(self, entry: _Entry, call: CallStart) -> float | None:
-        if not self._policy.sizes_programs:
-            return None
-        view = entry.view
-        done = (view.finished_calls, view.output_tokens)
-        if call.hints.has_size:
-            entry.whole = call.hints.plus(*done)
-        left = entry.whole.less(*done)
-        return self._estimator.expect(tenant_of(view.class_id), view.name or "", view.total_service_s, left)
-
     @override
     async def settle(self, end: CallEnd, now: float) -> None:
         entry = self._entries.get(end.program_id)
@@ -205,9 +188,6 @@ class MemoryStore(EndFeed, ProgramStore):
         view.prompt_tokens += end.prompt_tokens or 0
         view.cached_tokens += end.cached_tokens or 0
         view.output_tokens += end.output_tokens or 0
-        if self._policy.sizes_programs:
-            tenant, output_tokens = tenant_of(view.class_id), end.output_tokens or 0
-            self._estimator.observe_call(tenant, view.name or "", service_s, output_tokens)
         if end.is_final:
             self._table.end(end.program_id)
         self._charge(end, work, running.start.call_id, now)
@@ -415,8 +395,6 @@ class MemoryStore(EndFeed, ProgramStore):
             return
         entry = self._entries.pop(program_id)
         view = entry.view
-        if self._policy.sizes_programs and view.finished_calls and view.name:
-            self._estimator.observe_program(tenant_of(view.class_id), view.name, view.total_service_s)
         for session_id in view.session_ids:
             self._remove_from_session(program_id, session_id)
         work = view.work if entry.is_identified else 0.0

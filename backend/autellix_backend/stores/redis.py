@@ -19,8 +19,6 @@ import msgspec
 from typing_extensions import override
 
 from autellix_backend.core.errors import DuplicateCallError, UnknownCallError
-from autellix_backend.core.estimate import SizeEstimator
-from autellix_backend.core.hints import NO_HINTS, Hints
 from autellix_backend.core.policies import Policy
 from autellix_backend.pauses import Pauses
 from autellix_backend.stores.base import (
@@ -39,7 +37,6 @@ from autellix_backend.stores.base import (
     StoreUnavailableError,
     call_key,
     program_work,
-    tenant_of,
 )
 from autellix_backend.stores.listing import ListingPlace
 from autellix_backend.stores.memory import HISTORY_CALLS, MAX_FLAGS
@@ -103,9 +100,8 @@ class RedisStore(ProgramStore):
         self._lease_s = lease_s
         self._max_answer_ids = max_answer_ids
         self.clock = clock
-        self._estimator = SizeEstimator()
         self._gateway = ""
-        self._ends = EndStream(self._estimator)
+        self._ends = EndStream()
         self.epoch = ""
         """The table's identity, which changes when its data are lost."""
 
@@ -169,7 +165,6 @@ class RedisStore(ProgramStore):
             "owner": call.owner,
             "interceptions": tools and to_text(tools),
             "intercepted_s": tools and sum(seconds for _, seconds in tools),
-            "hint": to_text(call.hints) if call.hints.has_size and self._policy.sizes_programs else None,
             "parents": call.parents if self._policy.reads_parents else None,
             "is_identified": call.is_identified,
             "adopts": call.adopts and encode_adoption(call.adopts, call.program_id, self._rule),
@@ -195,7 +190,6 @@ class RedisStore(ProgramStore):
             service_s=self._policy.inherit(service_s, parent_ends_s),
             program_service_s=service_s,
             wait_s=float(known.wait_s or 0),
-            expected_s=self._expect(known) if self._policy.sizes_programs else None,
             finished_calls=int(known.finished_calls or 0),
             work=program_work(prompt_tokens, cached_tokens, output_tokens),
             tokens=prompt_tokens + output_tokens,
@@ -203,23 +197,10 @@ class RedisStore(ProgramStore):
             has_emptied=has_emptied,
         )
 
-    def _expect(self, known: KnownProgram) -> float | None:
-        tenant, name = tenant_of((known.class_id or b"").decode()), (known.name or b"").decode()
-        hints = NO_HINTS
-        if known.hint is not None:
-            given = msgspec.json.decode(known.hint, type=Hints)
-            whole = given.plus(float(known.hint_calls or 0), float(known.hint_tokens or 0))
-            hints = whole.less(float(known.finished_calls or 0), float(known.output_tokens or 0))
-        return self._estimator.expect(tenant, name, float(known.total_service_s or 0), hints)
-
     @override
     async def settle(self, end: CallEnd, now: float) -> None:
-        program = await self._settle(end, now, owner=self._gateway)
-        if program is None:
+        if not await self._settle(end, now, owner=self._gateway):
             raise UnknownCallError(end.key)
-        name, class_id = program
-        # A class's cost per call is learned from the calls settled here, its cost per program from all ends.
-        self._estimator.observe_call(tenant_of(class_id), name, end.service_s, end.output_tokens or 0)
 
     @override
     async def open_session(self, session_id: str, now: float, owner: str | None = None) -> bool:
@@ -361,11 +342,8 @@ class RedisStore(ProgramStore):
         """Publish the ends of programs, whichever gateway ended them."""
         self._ends.subscribe(on_end)
 
-    async def _settle(self, end: CallEnd, now: float, *, owner: str) -> tuple[str, str] | None:
-        """Settle a call of this gateway or of a lost one; return its program's name and class.
-
-        Return None if no such call is running.
-        """
+    async def _settle(self, end: CallEnd, now: float, *, owner: str) -> bool:
+        """Settle a call of this gateway or of a lost one; return whether it was running."""
         ending = {
             **encode_charge(self._policy, end),
             "program": end.program_id,
@@ -377,10 +355,9 @@ class RedisStore(ProgramStore):
         }
         answer = await self._scripts.run("settle", self._gateway, owner, msgspec.json.encode(ending))
         if answer == 0:
-            return None
-        name, class_id, gone = answer
-        self._ends.on_answer(gone)
-        return name.decode(), class_id.decode()
+            return False
+        self._ends.on_answer(answer)
+        return True
 
     async def _beat(self, session_id: str, now: float, manner: str, owner: str | None = None) -> bool:
         time = repr(self.clock.shared(now))

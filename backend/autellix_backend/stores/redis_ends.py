@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from autellix_backend.core.estimate import SizeEstimator
-from autellix_backend.stores.base import ProgramEnd, program_work, tenant_of
+from autellix_backend.stores.base import ProgramEnd, program_work
 from autellix_backend.stores.ends import EndFeed
 
 NO_EVENT = "0-0"
@@ -15,11 +14,10 @@ NO_EVENT = "0-0"
 class EndStream(EndFeed):
     """Publishes each end once, whether the answer to an operation or the reaper's reading brings it first."""
 
-    def __init__(self, estimator: SizeEstimator) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.last_event = NO_EVENT
         """The latest entry that the reaper has read."""
-        self._estimator = estimator
         self._published: set[bytes] = set()
         """Entries that an answer brought before the reaper reads them."""
 
@@ -33,7 +31,7 @@ class EndStream(EndFeed):
         for event, *values in gone:
             if _event_order(event) > _event_order(self.last_event.encode()):
                 self._published.add(event)
-                self._publish_values(*values)
+                self.publish(decode_end(*values))
 
     def on_news(self, news: Sequence[Any]) -> None:
         """Publish the ends whose answers went to other gateways, or were lost on their way here."""
@@ -42,13 +40,7 @@ class EndStream(EndFeed):
             if event in self._published:
                 self._published.remove(event)
             else:
-                self._publish_values(*values)
-
-    def _publish_values(self, *values: bytes) -> None:
-        _, name, service_s, finished, class_id, *_ = values
-        if finished and name:
-            self._estimator.observe_program(tenant_of(class_id.decode()), name.decode(), float(service_s))
-        self.publish(decode_end(*values))
+                self.publish(decode_end(*values))
 
 
 def decode_end(program_id: bytes, *values: bytes) -> ProgramEnd:

@@ -29,18 +29,11 @@ class KnownProgram(NamedTuple):
 
     service_s: bytes | None
     wait_s: bytes | None
-    name: bytes | None
-    total_service_s: bytes | None
     finished_calls: bytes | None
-    output_tokens: bytes | None
-    hint: bytes | None
-    hint_calls: bytes | None
-    """The finished calls when the hint came."""
-    hint_tokens: bytes | None
     prompt_tokens: bytes | None
     cached_tokens: bytes | None
+    output_tokens: bytes | None
     created_s: bytes | None
-    class_id: bytes | None
 
 
 def encode_argument(fields: Mapping[str, object]) -> bytes:

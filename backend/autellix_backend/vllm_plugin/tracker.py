@@ -146,7 +146,7 @@ class CallTracker:
         block_hashes: Sequence[Hashable] = (),
         is_prefilled: bool = False,
     ) -> None:
-        """Queue a call; under a policy that does not size programs, its tokens are its expected size.
+        """Queue a call, whose tokens are its expected size.
 
         Args:
             request_id: The engine's id of the call.
@@ -162,9 +162,6 @@ class CallTracker:
         arrival, machine = identity.arrival, self.machine
         if identity.spread is not None:
             machine.observe_spread(arrival.tenant, identity.spread)
-        expected_s = arrival.expected_s
-        if not machine.policy.sizes_programs:
-            expected_s = machine.config.nominal_service_s(prompt_tokens, max_tokens)
         context = None
         if self._needs_contexts:
             context = self._contexts.arrive(arrival.program_id, request_id, block_hashes, prompt_tokens)
@@ -172,7 +169,7 @@ class CallTracker:
             arrival,
             call_id=request_id,
             path_id=identity.call_id,
-            expected_s=expected_s,
+            expected_s=machine.config.nominal_service_s(prompt_tokens, max_tokens),
             context=context,
             is_pinned=is_prefilled,
         )

@@ -91,7 +91,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     flag("--no-demotion", help="calls keep the level that they arrived at")
     private = "compute each program's system prefix on its own (default: programs of one class share it)"
     flag("--private-prefixes", help=private)
-    hints = "hinted: clients hint the remaining tokens with a log-normal error of this sigma; 0 is exact"
+    hints = "clients hint the remaining tokens with a log-normal error of this sigma; 0 is exact"
     add("--hints", f"{hints} (default: no hints)", float, metavar="SIGMA")
 
 

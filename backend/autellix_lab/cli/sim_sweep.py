@@ -47,7 +47,7 @@ from autellix_lab.sim.table import (
 from autellix_lab.workload.statistics import Interval
 from autellix_lab.workload.trace import ProgramTrace
 
-POLICIES = ("fcfs", "mlfq", "plas", "atlas", "hinted", "srpt")
+POLICIES = ("fcfs", "mlfq", "plas", "atlas", "srpt")
 LOADS = (0.5, 0.8, 1.0, 1.2, 1.5)
 SEEDS = 5
 BASELINE_COLUMNS = {

@@ -32,7 +32,6 @@ class EngineCall:
     """Whether its client names its program; else the engine takes it for a program of its own."""
     hints: Hints = NO_HINTS
     expected_s: float | None = None
-    expected_work: float | None = None
     base: EngineCall | None = None
     """The call on the same engine whose prefix it shares, if any."""
     prompt_tokens: int = field(init=False)

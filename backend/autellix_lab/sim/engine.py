@@ -206,7 +206,6 @@ class SimEngine:
                     thread_id=call.trace.thread,
                     parents=call.parents,
                     expected_s=call.expected_s,
-                    expected_work=call.expected_work,
                     hints=call.hints,
                     context=Context(
                         call.prompt_tokens,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass, field
 
-from autellix_backend.core.boost import work_of
 from autellix_lab.sim.calls import EngineCall
 from autellix_lab.sim.results import ProgramRecord
 from autellix_lab.workload.prefixes import SystemPrefix
@@ -30,8 +29,6 @@ class LiveProgram:
     children: list[list[int]] = field(init=False)
     remaining_calls: int = field(init=False)
     remaining_tokens: int = field(init=False)
-    work: float = field(init=False)
-    """Of all its calls, for a boost that knows sizes."""
     calls: dict[tuple[str, int], EngineCall] = field(default_factory=dict)
     """Arrived calls by engine and number."""
     paths_s: dict[int, float] = field(default_factory=dict)
@@ -54,7 +51,6 @@ class LiveProgram:
                 self.children[parent].append(call.id)
         self.remaining_calls = len(calls)
         self.remaining_tokens = sum(max(1, call.decode_tokens) for call in calls)
-        self.work = sum(work_of(call.new_tokens, max(1, call.decode_tokens)) for call in calls)
 
     @property
     def program_id(self) -> str:

@@ -16,8 +16,7 @@ from itertools import islice
 from autellix_backend.core.balance import DEFAULT_BALANCER, EngineLoad, FinishedCall
 from autellix_backend.core.balance.memory import MemoryReport, memory_of
 from autellix_backend.core.config import SchedulerConfig
-from autellix_backend.core.estimate import SizeEstimator
-from autellix_backend.core.hints import NO_HINTS, Hints
+from autellix_backend.core.hints import Hints
 from autellix_backend.core.policies import make_policy
 from autellix_backend.core.priority import Priority
 from autellix_backend.core.table import ProcessTable
@@ -77,8 +76,6 @@ class SimSettings:
     """
     hint_sigma: float | None = None
     """Sigma of the log-normal error of the clients' hints of remaining tokens; None sends no hints."""
-    knows_sizes: bool = False
-    """Whether `boost` knows the work of each program in advance, as no live scheduler can."""
     has_groups: bool = False
     """Whether the `group` of traces is one for the scheduler, as for rollouts of one prompt."""
     seed: int = 0
@@ -158,7 +155,6 @@ class _Simulation:
         self._policy = make_policy(settings.scheduler.policy)
         self._table = ProcessTable()
         self._balancer = make_balancer(settings.balancer, settings.threshold_tokens)
-        self._estimator = SizeEstimator()
         self._log = log
         self._engines: dict[str, SimEngine] = {}
         self._ends: dict[str, int] = {}
@@ -303,11 +299,10 @@ class _Simulation:
             self._full_loop = FullLoop(now, self._finished_calls, len(self._records))
 
     def _announce_end(self, program: LiveProgram, now: float) -> None:
-        """Let scheduler, balancer and estimator know that a program has ended."""
+        """Let scheduler and balancer know that a program has ended."""
         for engine in self._engines.values():
             engine.end_program(program.program_id, now)
         self._balancer.forget(program.program_id)
-        self._estimator.observe_program("", program.trace.source, program.service_s)
 
     def _schedule_silence(self, program: LiveProgram, now: float, delay_s: float = math.inf) -> None:
         """Plan when the scheduler takes a program without calls as ended, unless a call arrives before."""
@@ -338,9 +333,9 @@ class _Simulation:
                 group=program.trace.group if self._settings.has_groups else "",
                 priority=self._settings.priorities.get(program.trace.source, Priority.DEFAULT),
                 return_s=self._expected_return_s(program.trace, trace),
+                expected_tokens=self._expected_tokens(program),
             ),
             expected_s=self._expect(program, trace),
-            expected_work=program.work if self._settings.knows_sizes else None,
         )
         loads = [self._load(engine, now) for engine in self._engines.values()]
         arriving = TracedCall(
@@ -371,6 +366,10 @@ class _Simulation:
         expected = self._settings.expected_returns
         return None if expected is None else expected(program, call)
 
+    def _expected_tokens(self, program: LiveProgram) -> float | None:
+        has_hints = self._settings.hint_sigma is not None
+        return program.remaining_tokens * program.hint_error if has_hints else None
+
     def _memory(self, engine: SimEngine, now: float) -> MemoryReport | None:
         """Return an engine's last report, as old as that of a live engine may be; baselines make none."""
         if self._settings.baseline is not None:
@@ -381,15 +380,10 @@ class _Simulation:
             self._reports[engine.name] = now, report
         return report
 
-    def _expect(self, program: LiveProgram, trace: CallTrace) -> float | None:
-        if not self._policy.sizes_programs:
-            return self._settings.scheduler.nominal_service_s(trace.prefill_tokens, trace.decode_tokens)
+    def _expect(self, program: LiveProgram, trace: CallTrace) -> float:
         if self._policy.is_clairvoyant:
             return program.remaining_s
-        hints = NO_HINTS
-        if self._settings.hint_sigma is not None:
-            hints = Hints(expected_tokens=program.remaining_tokens * program.hint_error)
-        return self._estimator.expect("", program.trace.source, program.service_s, hints)
+        return self._settings.scheduler.nominal_service_s(trace.prefill_tokens, trace.decode_tokens)
 
     def _true_cost_s(self, call: CallTrace, prefix: SystemPrefix | None) -> float:
         """Return what a call costs in full batches, with its whole prefix in the cache."""
@@ -412,7 +406,6 @@ class _Simulation:
             self._balancer.forget(call.program_id)
         self._finished_calls += 1
         program = self._owners.pop(call.call_id)
-        self._estimator.observe_call("", program.trace.source, call.record.service_s, call.output_tokens)
         for ready in program.finish_call(
             call, now, true_cost_s=self._true_cost_s(call.trace, program.prefix)
         ):

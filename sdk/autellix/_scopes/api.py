@@ -66,8 +66,8 @@ def program(
         id: its id, if you have one; without it every entry is a new program.
         group: what it shares with programs of the same task, such as rollouts of one prompt: the gateway then
             shows which of them takes longest.
-        expected_calls: how many calls you expect, for the policy `hinted`; a rough number helps.
-        expected_tokens: how many tokens you expect its calls to generate in all, for the same policy.
+        expected_calls: how many calls you expect; a rough number helps: a short program then goes first.
+        expected_tokens: how many tokens you expect its calls to generate in all.
         priority: how urgent it is beside your other programs: "interactive", "default" or "batch".
         continues: whether it goes on when its last scope is left: another turn with the same id follows, such
             as that of a conversation, or another process has opened it and passed the id here by a queue or a

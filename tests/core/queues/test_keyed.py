@@ -8,8 +8,8 @@ from tests.core.calls import make_call
 
 from autellix_backend.core.call import Call, ChangeReason
 from autellix_backend.core.policies.base import Policy
-from autellix_backend.core.policies.hinted import Hinted
 from autellix_backend.core.policies.sjf import Sjf
+from autellix_backend.core.policies.srpt import Srpt
 from autellix_backend.core.queues.keyed import FRONT, KEYED, KeyedQueue
 from autellix_backend.core.table import Program
 
@@ -37,7 +37,7 @@ def filled(policy: Policy, **sizes_s: float) -> tuple[KeyedQueue, list[Call]]:
 
 
 def test_smaller_calls_go_first_and_equal_ones_in_order_of_arrival() -> None:
-    queue, calls = filled(Hinted(), a=2.0, b=1.0, c=2.0, d=0.0)
+    queue, calls = filled(Srpt(), a=2.0, b=1.0, c=2.0, d=0.0)
 
     assert names(queue) == "dbac"
     assert queue.level_sizes() == (0, 4)
@@ -45,7 +45,7 @@ def test_smaller_calls_go_first_and_equal_ones_in_order_of_arrival() -> None:
 
 
 def test_promoted_calls_go_before_all_keys_without_a_quantum() -> None:
-    queue, (_, large) = filled(Hinted(), s=1.0, l=9.0)
+    queue, (_, large) = filled(Srpt(), s=1.0, l=9.0)
 
     queue.promote(large)
 
@@ -56,7 +56,7 @@ def test_promoted_calls_go_before_all_keys_without_a_quantum() -> None:
 
 
 def test_a_new_size_changes_position_and_quantum() -> None:
-    queue, (_, second) = filled(Hinted(), a=1.0, b=2.0)
+    queue, (_, second) = filled(Srpt(), a=1.0, b=2.0)
     assert (second.quantum_s, second.is_quantum_binding) == (0.5, True)
 
     change = queue.on_quantum_used(second, sized(0.2))
@@ -67,7 +67,7 @@ def test_a_new_size_changes_position_and_quantum() -> None:
 
 
 def test_equals_keep_their_order_when_their_size_changes() -> None:
-    queue, calls = filled(Hinted(), a=3.0, b=3.0, c=3.0)
+    queue, calls = filled(Srpt(), a=3.0, b=3.0, c=3.0)
 
     for call in (calls[1], calls[0], calls[2]):
         queue.on_quantum_used(call, sized(2.0))

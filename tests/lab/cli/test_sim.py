@@ -93,7 +93,7 @@ def test_run_takes_the_engine_s_and_the_scheduler_s_options(capsys: pytest.Captu
         capsys,
         *("run", "chat", "-n", "5", "--model", "demo", "--max-num-seqs", "3", "--kv-blocks", "5000"),
         *("--resume", "swap", "--swap", "per_block", "--engines", "2", "--balancer", "locality"),
-        *("--bounds", "0.2,0.9", "--beta", "4", "--period-steps", "2", "--no-demotion", "--policy", "hinted"),
+        *("--bounds", "0.2,0.9", "--beta", "4", "--period-steps", "2", "--no-demotion", "--policy", "plas"),
         *("--hints", "0.5", "--preemption", "never", "--private-prefixes"),
     )["setting"]
 
@@ -102,7 +102,7 @@ def test_run_takes_the_engine_s_and_the_scheduler_s_options(capsys: pytest.Captu
     assert (setting["model"]["swap"], setting["engines"]) == ("per_block", 2)
     assert (setting["balancer"], setting["hints"]) == ("locality", 0.5)
     scheduler = setting["scheduler"]
-    assert (scheduler["policy"], scheduler["bounds"], scheduler["beta"]) == ("hinted", [0.2, 0.9], 4.0)
+    assert (scheduler["policy"], scheduler["bounds"], scheduler["beta"]) == ("plas", [0.2, 0.9], 4.0)
     assert (scheduler["period_steps"], scheduler["demotes"]) == (2, False)
     assert scheduler["preemption"] == "never"
     assert setting["shares_prefixes"] is False

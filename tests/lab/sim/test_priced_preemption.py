@@ -26,7 +26,7 @@ ENGINE = EngineModel(
     max_num_seqs=SLOTS, token_budget=256, step_s=0.01, decode_s=0.001, block_tokens=16, kv_blocks=BLOCKS
 )
 BOUNDS = (0.2, 0.4, 0.8, 1.6)
-POLICIES = ("mlfq", "plas", "atlas", "round_robin", "hinted")
+POLICIES = ("mlfq", "plas", "atlas", "round_robin")
 
 CALLS = st.tuples(st.integers(min_value=1, max_value=300), st.integers(min_value=1, max_value=120))
 PROGRAMS = st.lists(

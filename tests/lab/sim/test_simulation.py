@@ -161,7 +161,7 @@ def test_every_program_is_played_to_its_end(policy: str) -> None:
 
 
 def test_the_same_seed_gives_the_same_run() -> None:
-    first, second = (play(workload(), "hinted", hint_sigma=0.5) for _ in range(2))
+    first, second = (play(workload(), "boost", hint_sigma=0.5) for _ in range(2))
     assert first == second
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from autellix_backend.vllm_plugin.trial_runner import TOKENS, answer
 
-POLICIES = ("boost", "plas", "atlas", "atlas_dag", "mlfq", "round_robin", "fcfs", "sjf", "hinted")
+POLICIES = ("boost", "plas", "atlas", "atlas_dag", "mlfq", "round_robin", "fcfs", "sjf")
 WINDOW = 12
 """The tokens of a window, and of a chunk of local attention."""
 SHARED = tuple(7 + 13 * number % (TOKENS - 7) for number in range(40))
@@ -275,7 +275,7 @@ def _make_arguments(
         "autellix_last": (0.2, [1]),
         "autellix_return_s": (0.1, [0.0, 0.5, 30.0, 1e11]),
         "autellix_retain_s": (0.1, [0.0, 0.5, 30.0, 1e11]),
-        "autellix_expected_s": (0.1, [0.0, 0.5, 30.0]),
+        "autellix_expected_tokens": (0.1, [0.0, 50.0, 1e11]),
         "autellix_service_s": (0.1, [0.0, 0.5, 30.0, 1e6]),
         "autellix_ended": (0.05, [f'["p{generator.randrange(programs)}"]']),
     }

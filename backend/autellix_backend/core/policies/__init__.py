@@ -9,7 +9,6 @@ from autellix_backend.core.policies.atlas_dag import AtlasDag
 from autellix_backend.core.policies.base import Policy
 from autellix_backend.core.policies.boost import Boost
 from autellix_backend.core.policies.fcfs import Fcfs
-from autellix_backend.core.policies.hinted import Hinted
 from autellix_backend.core.policies.mlfq import Mlfq
 from autellix_backend.core.policies.plas import Plas
 from autellix_backend.core.policies.round_robin import Rotation
@@ -18,7 +17,7 @@ from autellix_backend.core.policies.srpt import Srpt
 
 __all__ = ["Policy", "make_policy"]
 
-_ALL: tuple[type[Policy], ...] = (Boost, Plas, Atlas, AtlasDag, Hinted, Fcfs, Sjf, Rotation, Mlfq, Srpt)
+_ALL: tuple[type[Policy], ...] = (Boost, Plas, Atlas, AtlasDag, Fcfs, Sjf, Rotation, Mlfq, Srpt)
 _POLICIES: dict[str, type[Policy]] = {policy.name: policy for policy in _ALL}
 
 

@@ -322,7 +322,6 @@ def make_call(
         service_s=inherited.program_service_s,
         wait_s=inherited.wait_s,
         inherited_s=inherited.service_s,
-        expected_s=inherited.expected_s,
         age_s=inherited.age_s,
         work=inherited.work,
         hints=replace(start.hints, class_name=class_name) if class_name else start.hints,

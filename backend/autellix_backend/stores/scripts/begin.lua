@@ -114,14 +114,10 @@ end
 if start.session then
   keep(program, start.session)
 end
-if start.hint then
-  local done = call('HMGET', p, 'finished_calls', 'output_tokens')
-  call('HSET', p, 'hint', start.hint, 'hint_calls', done[1] or '0', 'hint_tokens', done[2] or '0')
-end
 local ends = {}
 for _, parent in ipairs(start.parents or {}) do
   ends[#ends + 1] = call('HGET', key('e', program), parent) or ''
 end
-local known = call('HMGET', p, 'service_s', 'wait_s', 'name', 'total_service_s', 'finished_calls', 'output_tokens',
-  'hint', 'hint_calls', 'hint_tokens', 'prompt_tokens', 'cached_tokens', 'created', 'class_id')
+local known = call('HMGET', p, 'service_s', 'wait_s', 'finished_calls', 'prompt_tokens', 'cached_tokens',
+  'output_tokens', 'created')
 return {known, ends, has_emptied}

@@ -161,8 +161,8 @@ local function charge(program, rule, ending)
   end
 end
 
--- Gateways of other releases on the same table read an entry's values by position. Those of 0.2 write and expect
--- `first_prompt_tokens`, which nothing here reads.
+-- Gateways of other releases on the same table read an entry's values by position. Those of 0.2 expect the first
+-- three and `first_prompt_tokens`, which nothing here reads.
 local END_FIELDS = {'name', 'total_service_s', 'finished_calls', 'class_id', 'first_prompt_tokens', 'prompt_tokens',
   'cached_tokens', 'output_tokens'}
 

@@ -1,5 +1,4 @@
--- Ends a call. Returns 0 if it is not running, else its program's name and class and, if that
--- has ended, its removed entry.
+-- Ends a call. Returns 0 if it is not running, else the removed entry of its program if that has ended.
 -- ARGV: gateway, the gateway that runs it, JSON {program, key, now, entry, most_entries, rule, services, wait_s,
 -- sums, is_final, path_end_s?}
 local ending = cjson.decode(ARGV[3])
@@ -22,7 +21,7 @@ call('HSET', p, 'completion', now)
 if ending.is_final then
   call('HSET', p, 'ended', '1')
 end
-local known, gone = call('HMGET', p, 'name', 'class_id'), {}
+local gone = {}
 if call('EXISTS', r) == 0 then
   if call('HEXISTS', p, 'ended') == 1 then
     gone[1] = drop(program)
@@ -30,4 +29,4 @@ if call('EXISTS', r) == 0 then
     place(program, now)
   end
 end
-return {known[1] or '', known[2] or '', gone}
+return gone
