@@ -79,6 +79,22 @@ def test_waits_are_told_after_they_have_passed(load: RecentLoad, clock: Clock) -
     assert (waits.last_at_s, waits.most_programs) == (last_at_s, 0)
 
 
+def test_a_sample_that_comes_late_leaves_no_hole(load: RecentLoad, clock: Clock) -> None:
+    """But where two are missing, nothing is known."""
+    for _ in range(30):
+        sample(load, clock, in_engine=3.0)
+    clock.now += 1.2 * PERIOD_S
+    for _ in range(3):
+        sample(load, clock, in_engine=3.0)
+    running = load.series(900.0).values["in_engine"]
+    assert None not in running[running.index(3.0) : -1]
+    clock.now += 2.2 * PERIOD_S
+    for _ in range(3):
+        sample(load, clock, in_engine=3.0)
+    running = load.series(900.0).values["in_engine"]
+    assert None in running[running.index(3.0) : -2]
+
+
 def test_nothing_is_known_before_the_first_sample(load: RecentLoad) -> None:
     series = load.series(900.0)
 

@@ -92,7 +92,7 @@ def test_the_overview_says_what_programs_wait_for(stage: Stage, browser: Browser
         await until_text(headline, "2 programs wait for the engine, the longest for")
         await page.get_by_role("link", name="Which?").click()
         await row_of(page, "chat-1").wait_for()
-        await until_text(page.locator(ROWS), "; longest, ")
+        await until_text(page.locator(ROWS), "; longest ")
 
     browser.visit(stage.url + "/autellix/", look)
 
@@ -226,7 +226,7 @@ def test_programs_of_a_name_are_one_row(stage: Stage, browser: BrowserThread) ->
 
     async def look(page: Page) -> None:
         group = group_of(page, "chat (16)")
-        await until_text(group, "1 engine, 15 between")
+        await until_text(group, "1 in engine, 15 between calls")
         assert await ids(page) == ["alone"]
         fold = group.get_by_role("button")
         assert await fold.get_attribute("aria-expanded") == "false"

@@ -1,4 +1,4 @@
-"""A picture of each view: in the light, in the dark, and on a narrow screen; nothing in it is cut off."""
+"""A picture of each view: in the light, in the dark, and on narrower screens; nothing in it is cut off."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 LOOKS: dict[str, dict[str, Any]] = {
     "light": {"color_scheme": "light"},
     "dark": {"color_scheme": "dark"},
+    "laptop": {"color_scheme": "light", "viewport": {"width": 1024, "height": 768}},
+    "tablet": {"color_scheme": "dark", "viewport": {"width": 768, "height": 1024}},
     "narrow": {"color_scheme": "light", "viewport": {"width": 390, "height": 844}},
 }
 VIEWS = {

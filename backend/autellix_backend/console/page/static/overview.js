@@ -110,7 +110,8 @@ export class OverviewView {
   draw({ now, waits, load }) {
     this.content.hidden = false;
     this.headline.replaceChildren(...headlineOf(now, waits));
-    const bars = [now.programs ? stateBar(now.states) : null, slotBar(now), kvBar(now.kv)];
+    // Calls that wait are not counted beside programs that wait: engines tell of them a little later.
+    const bars = [now.programs ? stateBar(now.states) : null, slotBar({ ...now, waiting: 0 }), kvBar(now.kv)];
     this.bars.replaceChildren(...bars.filter(Boolean));
     CHARTS.forEach(({ lines, figure, isOptional }, number) => {
       const rows = lines.map(({ key }) => load.values[key]);

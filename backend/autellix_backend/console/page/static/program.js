@@ -42,7 +42,7 @@ export class ProgramView {
   }
 
   columns() {
-    const number = (key, title, value, text, { hint = "", isMinor = true, isShown = null } = {}) => ({ key, title, value, text, hint, isMinor, isShown, isNumber: true });
+    const number = (key, title, value, text, { hint = "", isMinor = false, isLeast = !isMinor, isShown = null } = {}) => ({ key, title, value, text, hint, isMinor, isLeast, isShown, isNumber: true });
     const length = (call) => callEnd(call, this.now) - call.start_s;
     const tools = (call) => toolsText(call.tools);
     return [
@@ -50,16 +50,16 @@ export class ProgramView {
       { key: "thread_id", title: "Thread", value: threadName, text: threadName, isShown: (calls) => new Set(calls.map((call) => call.thread_id)).size > 1 },
       { key: "state", title: "State", value: stateOf, text: stateOf },
       { key: "tools", title: "Tools before", isMinor: true, value: tools, text: tools, hover: tools, hint: "Tools that ran at the client before the call", isShown: (calls) => calls.some((call) => call.tools.length) },
-      number("start_s", "Start", (call) => call.start_s, (call) => seconds(call.start_s), { hint: "From the program's first arrival" }),
-      number("length", "Took", length, (call) => seconds(length(call)), { hint: "From its arrival to its answer, or to now", isMinor: false }),
-      number("wait", "Waited", waitOf, (call) => seconds(waitOf(call)), { hint: "For KV memory or a slot", isMinor: false }),
+      number("start_s", "Start", (call) => call.start_s, (call) => seconds(call.start_s), { hint: "From the program's first arrival", isMinor: true }),
+      number("length", "Took", length, (call) => seconds(length(call)), { hint: "From its arrival to its answer, or to now", isLeast: false }),
+      number("wait", "Waited", waitOf, (call) => seconds(waitOf(call)), { hint: "For KV memory or a slot", isLeast: false }),
       number("prefill", "Prefill", (call) => sumOf(call, ["prefill"]), (call) => seconds(sumOf(call, ["prefill"])), { isShown: hasSpans("prefill") }),
       number("decode", "Decode", (call) => sumOf(call, ["decode"]), (call) => seconds(sumOf(call, ["decode"])), { isShown: hasSpans("decode") }),
       number("preemptions", "Preempted", (call) => call.preemptions, (call) => count(call.preemptions), { hint: "How often it lost its slot", isShown: (calls) => calls.some((call) => call.preemptions) }),
       number("level", "Level", (call) => call.level, (call) => count(call.level), { hint: "Queue level; 1 runs first", isShown: (calls) => calls.some((call) => call.level > 1) }),
       number("tokens", "Tokens in/out", (call) => (call.prompt_tokens ?? 0) + (call.output_tokens ?? 0), tokensOf),
-      { key: "parents", title: "Parents", isMinor: true, value: parentsOf, text: parentsOf, hover: (call) => (call.parents ?? []).join(", "), isShown: (calls) => calls.some((call) => call.parents?.length) },
-      { key: "engine", title: "Engine", isMinor: true, value: (call) => call.engine, text: (call) => call.engine || UNKNOWN, isShown: (calls) => new Set(calls.map((call) => call.engine)).size > 1 },
+      { key: "parents", title: "Parents", isLeast: true, value: parentsOf, text: parentsOf, hover: (call) => (call.parents ?? []).join(", "), isShown: (calls) => calls.some((call) => call.parents?.length) },
+      { key: "engine", title: "Engine", isLeast: true, value: (call) => call.engine, text: (call) => call.engine || UNKNOWN, isShown: (calls) => new Set(calls.map((call) => call.engine)).size > 1 },
     ];
   }
 

@@ -3,7 +3,7 @@
 import { el, setText } from "./dom.js";
 import { clockTime, count, factor, isKnown, oneOrMany, programName, programTitle, seconds, share, shortened, shortId, UNKNOWN, wholeSeconds } from "./format.js";
 import { noAnswer, poll } from "./polling.js";
-import { isNarrow, shortState, statesText, urgencyOf } from "./states.js";
+import { isNarrow, lettersOfNames, shortState, statesText, urgencyOf } from "./states.js";
 import { LongTable } from "./table.js";
 
 const MOST_PROGRAMS = 10000;
@@ -17,35 +17,35 @@ const PROGRAM = {
   key: "program", title: "Program", link: (row) => `#/program/${encodeURIComponent(row.program_id)}`, hover: (row) => (row.rows ? row.group : row.program_id),
   value: (row) => row.rows ? row.group : `${programName(row)} ${row.program_id}`,
   text: (row) => {
-    const letters = isNarrow() ? 9 : 40;
+    const letters = lettersOfNames();
     if (row.rows) return `${shortened(row.group, letters)} (${count(row.rows.length)})`;
     return row.isMember ? shortId(row.program_id) : programTitle(row, letters);
   },
 };
 const TOKENS = {
-  key: "tokens", title: "Tokens in/out", isNumber: true, isMinor: true, hint: "Prompt and output tokens of finished calls",
+  key: "tokens", title: "Tokens in/out", isNumber: true, isLeast: true, hint: "Prompt and output tokens of finished calls",
   value: (row) => row.prompt_tokens + row.output_tokens, text: (row) => `${count(row.prompt_tokens)}/${count(row.output_tokens)}`,
 };
-const THREADS = number("threads", "Threads", (row) => row.threads, count, { hint: "Branches that made calls", isMinor: true, isShown: (rows) => rows.some((row) => row.threads > 1) });
+const THREADS = number("threads", "Threads", (row) => row.threads, count, { hint: "Branches that made calls", isLeast: true, isShown: (rows) => rows.some((row) => row.threads > 1) });
 const ENGINE = {
-  key: "engines", title: "Engine", isMinor: true, value: (row) => row.engines.join(", "), text: (row) => row.engines.join(", ") || UNKNOWN, isShown: isVaried("engines"),
+  key: "engines", title: "Engine", isLeast: true, value: (row) => row.engines.join(", "), text: (row) => row.engines.join(", ") || UNKNOWN, isShown: isVaried("engines"),
 };
 const LIVE_COLUMNS = [
   PROGRAM,
   {
-    key: "state", title: "State", value: (row) => urgencyOf(row.state), text: stateOf, hover: (row) => (row.rows ? statesText(row.rows) : row.state_text),
+    key: "state", title: "State", value: (row) => urgencyOf(row.state), text: stateOf, hover: (row) => (row.rows ? statesText(row.rows, true) : row.state_text),
     style: (row) => `state-${row.state}`,
   },
-  { key: "priority", title: "Priority", isMinor: true, value: priorityOf, text: priorityOf, hint: "How urgent it is to its tenant", isShown: (rows) => rows.some((row) => !["", "default"].includes(priorityOf(row))) },
+  { key: "priority", title: "Priority", isLeast: true, value: priorityOf, text: priorityOf, hint: "How urgent it is to its tenant", isShown: (rows) => rows.some((row) => !["", "default"].includes(priorityOf(row))) },
   number("state_s", "Since", (row) => row.state_s, seconds, { hint: "How long it has been in this state; of a group, the longest", isMinor: true }),
   spent("wait_s", "Wait", (row) => row.wait_s, { hint: "Waiting of all its calls, that of open calls up to now" }),
-  spent("service_s", "In engine", (row) => row.total_service_s, { hint: "Engine time of its finished calls", isMinor: true }),
-  number("level", "Level", (row) => row.level, count, { hint: "Best queue level of its calls; 1 runs first", isMinor: true, isShown: (rows) => rows.some((row) => isKnown(row.level)) }),
-  number("ratio", "Wait / run", (row) => row.ratio, factor, { hint: "Waiting over service, by which calls are promoted", isMinor: true, isShown: (rows) => rows.some((row) => isKnown(row.ratio)) }),
-  number("active_calls", "Open", (row) => row.active_calls, count, { hint: "Calls that wait or run", isMinor: true }),
-  number("finished_calls", "Done", (row) => row.finished_calls, count, { hint: "Calls that were answered", isMinor: true }),
+  spent("service_s", "In engine", (row) => row.total_service_s, { hint: "Engine time of its finished calls", isLeast: true }),
+  number("level", "Level", (row) => row.level, count, { hint: "Best queue level of its calls; 1 runs first", isLeast: true, isShown: (rows) => rows.some((row) => isKnown(row.level)) }),
+  number("ratio", "Wait / run", (row) => row.ratio, factor, { hint: "Waiting over service, by which calls are promoted", isLeast: true, isShown: (rows) => rows.some((row) => isKnown(row.ratio)) }),
+  number("active_calls", "Open", (row) => row.active_calls, count, { hint: "Calls that wait or run", isLeast: true }),
+  number("finished_calls", "Done", (row) => row.finished_calls, count, { hint: "Calls that were answered", isLeast: true }),
   THREADS,
-  number("kv_share", "KV", (row) => row.kv_share, share, { hint: "Share of its engines' KV blocks that its calls hold", isMinor: true, isShown: (rows) => rows.some((row) => isKnown(row.kv_share)) }),
+  number("kv_share", "KV", (row) => row.kv_share, share, { hint: "Share of its engines' KV blocks that its calls hold", isLeast: true, isShown: (rows) => rows.some((row) => isKnown(row.kv_share)) }),
   TOKENS,
   number("age", "Age", (row) => row.age_s, wholeSeconds, { hint: "Since its first call", isMinor: true }),
   ENGINE,
@@ -60,7 +60,7 @@ const ENDED_COLUMNS = [
   spent("service_s", "In engine", (row) => row.service_s, { hint: "Engine time of all its calls", isMinor: true }),
   number("finished_calls", "Calls", (row) => row.finished_calls, count, { hint: "Calls that it made", isMinor: true }),
   THREADS,
-  number("preemptions", "Preempted", (row) => row.preemptions, count, { hint: "Times that a call lost its slot", isMinor: true, isShown: isSome("preemptions") }),
+  number("preemptions", "Preempted", (row) => row.preemptions, count, { hint: "Times that a call lost its slot", isLeast: true, isShown: isSome("preemptions") }),
   number("failed_calls", "Failed", (row) => row.failed_calls, count, { hint: "Calls that were not answered", isMinor: true, isShown: isSome("failed_calls") }),
   TOKENS,
   ENGINE,
@@ -68,8 +68,8 @@ const ENDED_COLUMNS = [
 const SUMS = ["active_calls", "finished_calls", "kv_share", "prompt_tokens", "output_tokens", "preemptions", "failed_calls"];
 const MEDIANS = ["wait_s", "total_service_s", "level", "ratio", "threads", "age_s", "duration_s", "inactive_s", "service_s"];
 
-function number(key, title, value, show, { hint, isMinor = false, isShown }) {
-  return { key, title, value, text: (row) => show(value(row)), isNumber: true, hint, isMinor, isShown };
+function number(key, title, value, show, { hint, isMinor = false, isLeast = false, isShown }) {
+  return { key, title, value, text: (row) => show(value(row)), isNumber: true, hint, isMinor, isLeast, isShown };
 }
 
 // Seconds, with "about" where no engine reported them.
@@ -78,8 +78,8 @@ function spent(key, title, value, options) {
 }
 
 function stateOf(row) {
-  const longest = row.isLongest ? (isNarrow() ? `, ${wholeSeconds(row.longest_s)}` : `; longest, ${seconds(row.longest_s)}`) : "";
-  if (row.rows) return statesText(row.rows, isNarrow() ? shortState : undefined) + longest;
+  const longest = row.isLongest ? (isNarrow() ? `, ${wholeSeconds(row.longest_s)}` : `; longest ${seconds(row.longest_s)}`) : "";
+  if (row.rows) return statesText(row.rows) + longest;
   return (isNarrow() ? shortState(row.state) : row.state_text) + longest;
 }
 

@@ -7,7 +7,7 @@ const MARGIN_ROWS = 8;
 // Values that change move their rows at most this often, and never under the pointer.
 const SORT_MS = 5000;
 
-// A column: key, title, value(row) to sort by, text(row), and: isNumber, isMinor (left out on narrow
+// A column: key, title, value(row) to sort by, text(row), and: isNumber, isLeast (left out below 1100 px), isMinor (on narrow
 // screens), link(row), hover(row), style(row), hint, isShown(rows).
 // Rows of groups have `group`, `isOpen` and `rows`; a click on one calls `onGroup`.
 export class LongTable {
@@ -47,7 +47,7 @@ export class LongTable {
   }
 
   headOf(column) {
-    const classes = `${column.isNumber ? "n" : ""} ${column.isMinor ? "minor" : ""}`.trim();
+    const classes = classesOf(column);
     const button = el("button", { type: "button", title: column.hint, click: () => this.sortBy(column.key) }, column.title);
     return el("th", { scope: "col", class: classes }, button);
   }
@@ -159,7 +159,7 @@ export class LongTable {
   addRow() {
     const cells = this.columns.map((column, place) => {
       const holder = column.link ? [el("a", {}, apart("")), this.onGroup ? this.foldOf() : null] : apart("");
-      const classes = `${column.isNumber ? "n" : ""} ${column.isMinor ? "minor" : ""}`.trim();
+      const classes = classesOf(column);
       return el("td", { class: classes, hidden: this.heads[place].hidden }, holder);
     });
     const node = el("tr", {}, cells);
@@ -243,6 +243,11 @@ export class LongTable {
   close() {
     this.sizes.disconnect();
   }
+}
+
+// On narrow screens minor columns are hidden, on all but wide ones the least.
+function classesOf({ isNumber, isMinor, isLeast }) {
+  return [isNumber && "n", isMinor && "minor", isLeast && "least"].filter(Boolean).join(" ");
 }
 
 function targetOf(line) {
