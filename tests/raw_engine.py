@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
+import struct
 from collections.abc import AsyncIterator, Sequence
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n"
@@ -22,6 +24,13 @@ def chunk(data: bytes) -> bytes:
     return f"{len(data):x}\r\n".encode() + data + b"\r\n"
 
 
+def reset_on_close(transport: asyncio.BaseTransport) -> None:
+    """Have a connection reset once it is closed."""
+    transport.get_extra_info("socket").setsockopt(
+        socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+    )
+
+
 class RawEngine:
     """Answers every POST with `parts`, and then ends the connection unless it is to stay."""
 
@@ -30,6 +39,8 @@ class RawEngine:
         self.later_parts: list[Sequence[bytes]] = []
         """What takes the place of `parts` after each answer."""
         self.stays = False
+        self.resets = False
+        """Whether it ends connections hard, as a system does that has data nobody read."""
         self.may_answer = asyncio.Event()
         self.may_answer.set()
         self.requests = 0
@@ -58,6 +69,8 @@ class RawEngine:
         try:
             await self._answer_all(reader, writer)
         finally:
+            if self.resets:
+                reset_on_close(writer.transport)
             writer.close()
             with contextlib.suppress(ConnectionError):
                 await writer.wait_closed()

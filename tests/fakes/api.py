@@ -12,6 +12,7 @@ from typing import Any
 from aiohttp import web
 from tests.fakes.answers import DIALECTS, EMBEDDINGS_PATH, FakeDialect
 from tests.fakes.call import MODEL_NAME, FakeBehaviour, FakeCall, Fault, ReceivedRequest
+from tests.raw_engine import reset_on_close
 
 from autellix_backend.reports.report import EngineReport
 from autellix_backend.vllm_plugin.report_server import ReportServer
@@ -131,7 +132,7 @@ class FakeApi:
         if fault is Fault.ERROR:
             return _error(call.behaviour.error_status, call.behaviour.error_message, "InternalServerError")
         if fault is Fault.RESET_BEFORE_FIRST_BYTE:
-            return _reset(request)
+            return _reset(request, is_hard=True)
         try:
             return await self._answer(request, call, DIALECTS[request.path], fault)
         except asyncio.CancelledError:
@@ -242,8 +243,10 @@ def _error(status: int, message: str, kind: str) -> web.Response:
     return web.json_response({"error": error}, status=status)
 
 
-def _reset(request: web.Request) -> web.Response:
-    """Reset the connection; the returned response is never sent."""
+def _reset(request: web.Request, *, is_hard: bool = False) -> web.Response:
+    """End the connection, hard as if the request had not been read; the returned response is never sent."""
     if request.transport is not None:
+        if is_hard:
+            reset_on_close(request.transport)
         request.transport.abort()
     return web.Response()

@@ -170,10 +170,15 @@ async def test_other_requests_are_repeated_only_where_that_changes_nothing() -> 
         assert engine.requests == seen + 1
 
 
-async def test_a_slow_close_of_a_kept_connection_is_no_lost_request() -> None:
-    """The engine has read it by then."""
+@pytest.mark.parametrize(
+    ("resets", "after_s", "was_lost"), [(True, 0.0, True), (True, AT_ONCE_S, False), (False, 0.0, False)]
+)
+async def test_only_a_kept_connection_that_is_reset_at_once_has_lost_a_request(
+    resets: bool, after_s: float, was_lost: bool
+) -> None:
+    """After a while, or where the connection ends as usual, the engine may have read it."""
     async with raw_engine() as engine, upstream_of(engine) as upstream:
-        engine.stays, engine.parts = True, [whole(b"{}")]
+        engine.stays, engine.parts, engine.resets = True, [whole(b"{}")], resets
         for _ in range(2):
             response = await upstream.send("POST", CHAT, {}, b"{}")
             assert await upstream.read(response) == b"{}"
@@ -182,11 +187,11 @@ async def test_a_slow_close_of_a_kept_connection_is_no_lost_request() -> None:
         call = asyncio.create_task(upstream.send("POST", CHAT, {}, b"{}"))
         await until(lambda: engine.requests == seen + 1)
         engine.stays = False
-        await asyncio.sleep(AT_ONCE_S)
+        await asyncio.sleep(after_s)
         engine.may_answer.set()
         with pytest.raises(EngineUnavailableError) as caught:
             await call
-        assert not isinstance(caught.value, EngineResetError)
+        assert isinstance(caught.value, EngineResetError) == was_lost
         assert engine.requests == seen + 1
 
 

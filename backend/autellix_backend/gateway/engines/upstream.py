@@ -250,7 +250,9 @@ class Upstream:
         except _UNSENT as error:
             raise self.unavailable(error, is_unsent=not is_retry) from error
         except _RESETS as error:
-            if is_retry or not sending.was_reused or now() - began_s > AT_ONCE_S:
+            # One that ends as usual may come from an engine that has read all.
+            has_ended = isinstance(error, aiohttp.ServerDisconnectedError)
+            if is_retry or has_ended or not sending.was_reused or now() - began_s > AT_ONCE_S:
                 raise self.unavailable(error) from error
             raise EngineResetError(f"engine {self._engine.name} reset the connection") from error
         except _FAILURES as error:
