@@ -72,6 +72,10 @@ async def waiting(client: aiohttp.ClientSession) -> int:
     return sum(int(float(line.rpartition(" ")[2])) for line in lines if line.startswith(names))
 
 
+def test_the_log_says_that_calls_are_ordered(inside: Server) -> None:
+    assert "Autellix: calls are ordered by their programs, policy plas" in inside.spec.log.read_text()
+
+
 def test_ten_agents_at_once_are_ten_programs_by_the_client_s_import_alone(inside: Server) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tests.vllm_plugin.import_only_agents", inside.url, DEMO_MODEL_NAME],

@@ -82,6 +82,9 @@ class ProgramSchedulerMixin(_Host):
         elif settings.report_address is not None and self.plugin is not None:
             address = address_of_rank(settings.report_address, self.plugin.facts.rank)
             self.plugin.tracker.reports = ReportServer(address, report_secret(), self.facts)
+        elif self.plugin is not None and not self.is_on_trial:
+            # Without a gateway nothing else says so.
+            logger.info("Autellix: calls are ordered by their programs, policy %s", self.plugin.facts.policy)
 
     def _try_out(self) -> str | None:
         """Return why a release that the tests do not know is left alone; None if it passes the trial."""
