@@ -359,10 +359,9 @@ class Measurement:
 
     def warm_up(self) -> None:
         """Let each system make the calls of programs that fit into memory together."""
-        for workload in self.options:
-            programs = self.part(workload, 1).calibration
-            for name, system in self.systems.items():
-                play(name, system, programs, [0.0] * len(programs), f"{workload}:warm-up:{time.time()}", None)
+        programs = self.part(next(iter(self.options)), 1).calibration
+        for name, system in self.systems.items():
+            play(name, system, programs, [0.0] * len(programs), f"warm-up:{time.time()}", None)
 
     def play_rounds(self) -> None:
         """Play until all is there or the time is over."""
