@@ -36,29 +36,8 @@ PROGRAM_SCHEDULING: dict[str, Any] = {
     },
 }
 """Of vLLM's router: what its documentation recommends, and the demo engine's costs, fitted on two cores."""
-_PREFILL, _DECODE = PROGRAM_SCHEDULING["prefill_cost_model"], PROGRAM_SCHEDULING["decode_throughput_model"]
 AGENTINFER = "AgentInfer"
 AGENTINFER_OWN = "AgentInfer, its own constants"
-AGENTINFER_FITTED = {
-    "schedule_interval_seconds": 0.1,
-    "progress_ttl": {
-        "ttl_prefill_model_intercept_seconds": _PREFILL["intercept_seconds"],
-        "ttl_prefill_model_linear_seconds_per_1k_tokens": _PREFILL["linear_seconds_per_1k_tokens"],
-        "ttl_prefill_model_quadratic_seconds_per_1k_tokens_squared": _PREFILL[
-            "quadratic_seconds_per_1k_tokens_squared"
-        ],
-        "ttl_decode_throughput_alpha": _PREFILL["decode_throughput_alpha"],
-        "decode_step_fixed_seconds": _DECODE["fixed_step_seconds"],
-        "decode_step_seconds_per_request": _DECODE["batch_step_seconds_per_request"],
-        "decode_step_seconds_per_context_token": _DECODE["context_step_seconds_per_token"],
-        "force_resume_timeout_min_seconds": 3.0,
-        "force_resume_timeout_max_seconds": 30.0,
-        "privileged_ttl_seconds": 0.5,
-        "shared_prefix_freshness_warmup_seconds": 10.0,
-    },
-}
-"""AgentInfer's settings: the costs of the demo's engine, as above, and a tenth of its waiting times, since
-programs here last some seconds, and not minutes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +56,37 @@ def name_of(program: Path) -> str:
     """Return a peer's name."""
     known = {"litellm": "LiteLLM", "vllm": AGENTINFER}
     return "ThunderAgent" if program.is_dir() else known.get(program.name, program.name)
+
+
+def agentinfer_settings(
+    prefill: Mapping[str, float], decode: Mapping[str, float], interval_s: float, **more: float
+) -> dict[str, Any]:
+    """Return AgentInfer's settings for an engine, where it would have constants of its own.
+
+    Args:
+        prefill: The prefill cost model of `PROGRAM_SCHEDULING`, whose terms are AgentInfer's, too.
+        decode: The same of a step.
+        interval_s: Between two of its checks.
+        more: Other settings of its policy.
+    """
+    linear, quadratic = "linear_seconds_per_1k_tokens", "quadratic_seconds_per_1k_tokens_squared"
+    costs = {f"ttl_prefill_model_{name}": prefill[name] for name in ("intercept_seconds", linear, quadratic)}
+    costs["decode_step_fixed_seconds"] = decode["fixed_step_seconds"]
+    costs["decode_step_seconds_per_request"] = decode["batch_step_seconds_per_request"]
+    costs["decode_step_seconds_per_context_token"] = decode["context_step_seconds_per_token"]
+    return {"schedule_interval_seconds": interval_s, "progress_ttl": costs | more}
+
+
+AGENTINFER_FITTED = agentinfer_settings(
+    PROGRAM_SCHEDULING["prefill_cost_model"],
+    PROGRAM_SCHEDULING["decode_throughput_model"],
+    interval_s=0.1,
+    # A tenth: programs here last some seconds, and not minutes.
+    force_resume_timeout_min_seconds=3.0,
+    force_resume_timeout_max_seconds=30.0,
+    privileged_ttl_seconds=0.5,
+    shared_prefix_freshness_warmup_seconds=10.0,
+)
 
 
 def agentinfer(program: Path, engine: Sequence[str], port: int, *, is_fitted: bool) -> Peer:

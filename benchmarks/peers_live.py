@@ -6,8 +6,9 @@
 All engines are vLLM with the demo's model and KV memory. The same plain ones serve clients directly (a
 fixed split of the programs where there are several), each router, and `autellix by URL`. `autellix` has its
 own behind its gateway, `autellix inside` its own without one, and so has AgentInfer. Those with `host
-memory`, which `--systems` has to name, offload KV blocks to one GiB. Each peer runs as its documentation
-recommends, and its clients name programs in its own way (peers.py, peers_client.py).
+memory`, which `--systems` has to name, offload KV blocks to one GiB, and play `coding` alone. Each peer
+runs as its documentation recommends, and its clients name programs in its own way (peers.py,
+peers_client.py).
 
 In each round all systems play the same programs and arrivals, drawn for that round, in a seeded order, with
 words of their own. On one engine, arrivals and pauses are steps of the engine that serves (the demo's
@@ -68,6 +69,8 @@ HOST_GIB = 1
 DIRECT, DIRECT_HOST = "vLLM", "vLLM, host memory"
 BY_URL, INSIDE, OURS, OURS_HOST = "autellix by URL", "autellix inside", "autellix", "autellix, host memory"
 OURS_ALL = (BY_URL, INSIDE, OURS, OURS_HOST)
+WITH_HOST = (DIRECT_HOST, OURS_HOST)
+"""They play `coding` alone."""
 FIGURES = ("mean steps", "p95 steps", "last steps", "mean s", "p95 s", "last s")
 """Of program latencies, and until the last program has ended."""
 PASSES = "passes"
@@ -302,9 +305,9 @@ def share_of(runs: Sequence[Run], system: str, base: str, figure: str) -> Share 
     return Share(ratio, standard_error([(own - ratio * other) / scale for own, other in both]))
 
 
-def table(runs: Sequence[Run], systems: Sequence[str]) -> str:
+def table(runs: Sequence[Run], systems: Sequence[str], titles: Sequence[str] = (*FIGURES, PASSES)) -> str:
     """Return a workload's runs as a Markdown table: plain vLLM's means, and the shares of others."""
-    figures = [figure for figure in (*FIGURES, PASSES) if any(run.get(figure) is not None for run in runs)]
+    figures = [figure for figure in titles if any(run.get(figure) is not None for run in runs)]
     lines = [f"| | {' | '.join(figures)} | cached | errors, rounds |", "|---" * (len(figures) + 3) + "|"]
     for name in systems:
         own = [run for run in runs if run["system"] == name]
@@ -317,7 +320,7 @@ def table(runs: Sequence[Run], systems: Sequence[str]) -> str:
         else:
             cells = [str(share_of(runs, name, DIRECT, figure) or "-") for figure in figures]
         cells.append(f"{mean_of([run['cached'] for run in own]):.2f}")
-        errors = sum(run[kind] for run in own for kind in ERRORS)
+        errors = sum(run.get(kind, 0) for run in own for kind in ERRORS)
         lines.append(f"| {name} | {' | '.join(cells)} | {errors}, {len(own)} |")
     return "\n".join(lines)
 
@@ -367,7 +370,8 @@ class Measurement:
         """Play until all is there or the time is over."""
         for number in range(1, self.args.rounds + 1):
             for workload in self.options:
-                for name in order_of(list(self.systems), workload, number):
+                names = [name for name in self.systems if name not in WITH_HOST or workload == "coding"]
+                for name in order_of(names, workload, number):
                     if time.monotonic() > self.deadline_s:
                         return
                     if not any(
@@ -411,7 +415,13 @@ class Measurement:
         target = Target(base_url=engine, model=DEMO_MODEL_NAME, engine_url=engine if is_clock else None)
         part, salt = self.part(workload, number), f"{workload}:{number}:{time.time()}"
         slots, tokens = part.calibration_slots, part.calibration_tokens
-        return calibrate(target, part.calibration, slots, tokens, lambda *_: lambda _: None, salt=salt)
+        found = calibrate(target, part.calibration, slots, tokens, lambda *_: lambda _: None, salt=salt)
+        if not is_clock or self.args.step_ms is None:
+            return found
+        # Other work leaves the tokens of a step as they are.
+        step_s = self.args.step_ms / 1000
+        tokens_per_s = found.tokens_per_s * found.step_s / step_s
+        return dataclasses.replace(found, tokens_per_s=tokens_per_s, step_s=step_s)
 
 
 def main() -> None:
@@ -428,6 +438,9 @@ def main() -> None:
     parser.add_argument("--workloads", nargs="+", default=["tools", "coding"])
     parser.add_argument(
         "--programs", type=int, nargs="+", default=[32], help="of each workload, or for all", metavar="N"
+    )
+    parser.add_argument(
+        "--step-ms", type=float, help="an engine's step on idle cores, by which pauses become steps"
     )
     parser.add_argument("--minutes", type=float, default=float("inf"), help="after which no run begins")
     parser.add_argument("--out", type=Path, default=Path("peers-live"))

@@ -75,14 +75,15 @@ ProgramScheduler = AsyncProgramScheduler | SyncProgramScheduler
 
 
 def make_scheduler(
+    scheduler_class: type[Any],
     directory: Path,
     model: EngineModel,
-    scheduler: dict[str, Any],
+    additional_config: dict[str, Any],
     *,
     is_async: bool,
     long_prefill_tokens: int = 0,
-) -> ProgramScheduler:
-    """Build the scheduler of an engine like `model`, as the engine core does.
+) -> Any:
+    """Build a scheduler of an engine like `model`, as the engine core does.
 
     Where the model has host memory, it comes with our connector. `long_prefill_tokens` is vLLM's own cap of a
     prefill in a step; 0 is none.
@@ -102,13 +103,12 @@ def make_scheduler(
         long_prefill_token_threshold=long_prefill_tokens,
         enable_prefix_caching=model.has_prefix_cache,
         async_scheduling=is_async,
-        additional_config={"autellix": {"scheduler": scheduler}},
+        additional_config=additional_config,
         kv_transfer_config=offload,
     ).create_engine_config()
     # One block is vLLM's null block, which no call gets.
     blocks = 1 + (PLENTY_OF_BLOCKS if model.kv_blocks is None else model.kv_blocks)
     config.cache_config.num_gpu_blocks = blocks
-    scheduler_class = AsyncProgramScheduler if is_async else SyncProgramScheduler
     return scheduler_class(
         vllm_config=config,
         kv_cache_config=KVCacheConfig(
@@ -119,6 +119,19 @@ def make_scheduler(
         structured_output_manager=StructuredOutputManager(config),
         block_size=model.block_tokens,
     )
+
+
+def write_model_config(directory: Path) -> None:
+    """Write what `make_scheduler` reads of a model."""
+    (directory / "config.json").write_text(json.dumps(_MODEL_CONFIG))
+
+
+def block_hasher(model: EngineModel) -> Any:
+    """Return what hashes the blocks of a request; None without a prefix cache."""
+    if not model.has_prefix_cache:
+        return None
+    init_none_hash(sha256)
+    return get_request_block_hasher(model.block_tokens, sha256)
 
 
 class ScriptedEngine:
@@ -145,8 +158,13 @@ class ScriptedEngine:
         self._answers: dict[str, list[int]] = {}
         self.first_token_s: dict[str, float] = {}
         """When each call got its first token."""
-        self._scheduler = make_scheduler(
-            directory, model, scheduler, is_async=is_async, long_prefill_tokens=long_prefill_tokens
+        self._scheduler: ProgramScheduler = make_scheduler(
+            AsyncProgramScheduler if is_async else SyncProgramScheduler,
+            directory,
+            model,
+            {"autellix": {"scheduler": scheduler}},
+            is_async=is_async,
+            long_prefill_tokens=long_prefill_tokens,
         )
         assert self._scheduler.plugin is not None
         self._plugin = self._scheduler.plugin
@@ -157,10 +175,7 @@ class ScriptedEngine:
             self._transfers = ScriptedTransfers(
                 self._scheduler.vllm_config, kv_cache_config, model, self._scheduler.clock
             )
-        self._hasher = None
-        if model.has_prefix_cache:
-            init_none_hash(sha256)
-            self._hasher = get_request_block_hasher(model.block_tokens, sha256)
+        self._hasher = block_hasher(model)
         self._watch(self._plugin.tracker.machine)
 
     @property
@@ -556,7 +571,7 @@ def main() -> None:
     """Play scenarios until standard input ends."""
     replies = os.fdopen(int(sys.argv[1]), "w")
     directory = Path(sys.argv[2])
-    (directory / "config.json").write_text(json.dumps(_MODEL_CONFIG))
+    write_model_config(directory)
     for line in sys.stdin:
         try:
             scenario = json.loads(line)

@@ -77,6 +77,32 @@ def test_agentinfer_is_an_engine_of_its_own_environment(is_fitted: bool) -> None
     assert load("peers").lifecycle_socket(9) in found.environment.values()
 
 
+def test_agentinfer_gets_the_costs_of_an_engine() -> None:
+    prefill = {
+        "intercept_seconds": 0.1,
+        "linear_seconds_per_1k_tokens": 0.2,
+        "quadratic_seconds_per_1k_tokens_squared": 0.3,
+        "decode_throughput_alpha": 0.9,
+    }
+    decode = {
+        "fixed_step_seconds": 0.4,
+        "batch_step_seconds_per_request": 0.5,
+        "context_step_seconds_per_token": 0.6,
+    }
+    assert load("peers").agentinfer_settings(prefill, decode, 7.0, privileged_ttl_seconds=8.0) == {
+        "schedule_interval_seconds": 7.0,
+        "progress_ttl": {
+            "ttl_prefill_model_intercept_seconds": 0.1,
+            "ttl_prefill_model_linear_seconds_per_1k_tokens": 0.2,
+            "ttl_prefill_model_quadratic_seconds_per_1k_tokens_squared": 0.3,
+            "decode_step_fixed_seconds": 0.4,
+            "decode_step_seconds_per_request": 0.5,
+            "decode_step_seconds_per_context_token": 0.6,
+            "privileged_ttl_seconds": 8.0,
+        },
+    }
+
+
 def test_agentinfer_learns_the_end_of_a_program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as engine:
@@ -156,6 +182,16 @@ def test_the_table_has_means_of_plain_vllm_and_shares_of_others() -> None:
     ]
 
 
+def test_a_table_may_have_other_figures() -> None:
+    runs = [{"system": "vLLM", "round": 1, "p99 s": 4.0, "cached": 0.5}]
+    lines = load("peers_live").table(runs, ["vLLM"], ("p99 s", "last s")).splitlines()
+    assert lines == [
+        "| | p99 s | cached | errors, rounds |",
+        "|---|---|---|---|",
+        "| vLLM | 4 | 0.50 | 0, 1 |",
+    ]
+
+
 def test_losses_are_where_others_are_ahead_the_farthest_first() -> None:
     runs = [run("autellix", 1, 4.0), run("smg", 1, 3.0, **{"p95 steps": 1.0}), run("autellix inside", 1, 1.0)]
     names = ["smg", "autellix", "autellix inside"]
@@ -212,7 +248,7 @@ def test_an_interrupted_round_goes_on_where_it_was(monkeypatch: pytest.MonkeyPat
         "speed": {"tokens_per_s": 100.0, "window_s": 1.0, "calls": 9, "step_s": 0.01}
     }
     (tmp_path / "runs.jsonl").write_text(json.dumps(known) + "\n", encoding="utf-8")
-    args = argparse.Namespace(rounds=1, engines=1, out=tmp_path)
+    args = argparse.Namespace(rounds=1, engines=1, step_ms=None, out=tmp_path)
     runs = live.read_runs(tmp_path / "runs.jsonl")
     systems = {name: live.System(["u"], ["e"]) for name in ("vLLM", "smg")}
     options = {"tools": DemoOptions(kv_programs=4)}
