@@ -2,12 +2,13 @@
 
     pip download --no-deps agentinfer && unzip agentinfer-*.whl -d AGENTINFER
     python benchmarks/stepped_peers.py AGENTINFER [--workloads tools coding] [--draws 10] [--programs 32]
-    python benchmarks/stepped_peers.py AGENTINFER --workloads recorded --data DATA --model h100-llama-3.1-8b
+    python benchmarks/stepped_peers.py AGENTINFER --workloads recorded --data DATA --model llama3.1-8b-h100
 
 As in stepped_policies.py the scheduler classes and vLLM's KV cache manager are real, a script writes the
 tokens, and a step takes its time in the engine model: no noise of the machine is in the figures. AgentInfer
 reads the time of the model, learns which program a call belongs to, and is told each end. It runs with its
-own constants, those of an unnamed GPU, and with those of the engine model.
+own constants, those of an unnamed GPU, and with those of the engine model. `--systems` may name
+`vLLM, host memory` and `autellix, host memory`, too.
 
 Each draw has programs and arrivals of its own, the same for all. Each run is a line of OUT; runs that are
 there are not repeated. The table comes at the end: means of plain vLLM, and of others the shares of it.
@@ -16,6 +17,7 @@ there are not repeated. The table comes at the end: means of plain vLLM, and of 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import importlib
 import json
 import sys
@@ -28,7 +30,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from peers import AGENTINFER, AGENTINFER_OWN, agentinfer_settings
-from peers_live import DIRECT, OURS, PASSES, Run, read_runs, table
+from peers_live import DIRECT, DIRECT_HOST, OURS, OURS_HOST, PASSES, Run, read_runs, table
 from stepped_policies import (
     CACHED,
     GENERATED,
@@ -58,6 +60,10 @@ from autellix_lab.sim.model import EngineModel
 from autellix_lab.sim.presets import PRESETS
 
 SYSTEMS = (DIRECT, AGENTINFER_OWN, AGENTINFER, OURS)
+WITH_HOST = (DIRECT_HOST, OURS_HOST)
+"""With our connector, and room for all blocks; the first in vLLM's own order."""
+HOST_BLOCK_S = 0.00015
+"""Of the copy of a block: a load takes a thirteenth of a prefill, as on the demo's engine."""
 TITLES = {"latency_s mean": "mean s", "latency_s p95": "p95 s", "latency_s p99": "p99 s", MAKESPAN: "last s"}
 START_S = 1000.0
 """Of AgentInfer's clock: to some of its conditions zero is no time."""
@@ -143,10 +149,13 @@ def agentinfer_scheduler(now: Callable[[], float]) -> type[Any]:
 
 def play(system: str, workload: str, draw: Draw, directory: Path) -> Run:
     """Play a draw's programs on a system; return the figures."""
-    config = scheduler_of("boost" if system == OURS else "fcfs", workload)
+    config = scheduler_of("boost" if system in (OURS, OURS_HOST) else "fcfs", workload)
     engine: ScriptedEngine
-    if system == OURS:
-        engine = ScriptedEngine(directory, draw.model, scheduler_to_mapping(config), is_async=False)
+    if system in (OURS, *WITH_HOST):
+        model = draw.model
+        if system != OURS:
+            model = dataclasses.replace(model, resume="host", swap_block_s=HOST_BLOCK_S)
+        engine = ScriptedEngine(directory, model, scheduler_to_mapping(config), is_async=False)
     else:
         settings = {DIRECT: None, AGENTINFER_OWN: {}, AGENTINFER: settings_of(draw.model)}
         engine = OtherEngine(directory, draw.model, settings[system])
@@ -170,7 +179,7 @@ def main() -> None:
     )
     add = parser.add_argument
     add("agentinfer", type=Path, help="the unpacked wheel")
-    add("--systems", nargs="+", choices=SYSTEMS, default=SYSTEMS)
+    add("--systems", nargs="+", choices=(*SYSTEMS, *WITH_HOST), default=SYSTEMS)
     add("--workloads", nargs="+", choices=(*GENERATED, RECORDED), default=list(SCARCE))
     add("--draws", type=int, default=10)
     add("--programs", type=int, default=32)
