@@ -64,6 +64,8 @@ class FakeBehaviour:
     """The models that it lists."""
     sends_reports: bool = True
     service_s_per_token: float = 0.01
+    cached_share: float = 0.0
+    """The share of each prompt that it finds in its prefix cache."""
     wait_s: float = 0.0
 
 
@@ -178,7 +180,7 @@ class FakeCall:
             is_aborted=not self.is_complete,
             prompt_tokens=self.prompt_tokens,
             output_tokens=self.output_tokens,
-            cached_tokens=0,
+            cached_tokens=int(self.prompt_tokens * self.behaviour.cached_share),
             arrival_step=self.arrival_step,
             finish_step=finish_step,
             engine_steps=self.output_tokens,

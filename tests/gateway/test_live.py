@@ -12,10 +12,12 @@ from typing import Any
 import aiohttp
 import pytest
 from tests.gateway.agents import AGENTS, Task
+from tests.gateway.calls.agent_clients import OpenCode
 from tests.gateway.live_states import watch
 from tests.waiting import until
 
 from autellix_backend.assembly import create_app
+from autellix_backend.cli.main import main
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.policies import make_policy
 from autellix_backend.settings import GatewaySettings, Settings
@@ -225,3 +227,51 @@ async def test_programs_that_wait_for_a_slot_are_those_that_the_engine_keeps_wai
     watched.check()
     assert (watched.states["waiting_for_memory"], watched.states["waiting_for_slot"] > 0) == (0, True)
     assert max(seen.waiting for seen in watched.gateway) >= 8
+
+
+async def test_why_names_where_a_call_left_its_prefix(
+    live_engine: Any, listen: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the engine's own count of what it found; calls that go on from the one before are silent."""
+    client = OpenCode(1)
+    client.prompt, client.rules = client.prompt[:2000], client.rules[:400]
+    client.descriptions = {name: text[:60] for name, text in client.descriptions.items()}
+    client.schemas = {name: {"type": "object"} for name in client.descriptions}
+    calls: list[str] = []
+    async with gateway(live_engine, listen) as (url, _store, session):
+        model = (await body_of(session, url))["model"]
+
+        async def call() -> None:
+            headers = {"X-Autellix-Program-ID": "prefix", "X-Autellix-Call-ID": f"prefix-{len(calls)}"}
+            body = {**client.body(), "model": model, "stream": False, "max_tokens": 1}
+            async with session.post(url + CHAT, json=body, headers=headers) as response:
+                assert response.status == 200, await response.text()
+            calls.append(headers["X-Autellix-Call-ID"])
+            number = f"note {len(calls)}. " * 20
+            client.turns += [{"role": "assistant", "content": "ok"}, {"role": "user", "content": number}]
+
+        async def why(call_id: str) -> tuple[str, Any]:
+            assert await asyncio.to_thread(main, ["why", call_id, "--url", url]) == 0
+            async with session.get(f"{url}/autellix/v1/calls/{call_id}/why") as response:
+                return " ".join(capsys.readouterr().out.split()), (await response.json())["prefix_break"]
+
+        for _ in range(3):
+            await call()
+        client.day = "Thu Jun 18 2026"
+        await call()
+        await call()
+        for call_id in (*calls[:3], calls[4]):
+            text, found = await why(call_id)
+            assert found is None, text
+            assert "prompt tokens were in the prefix cache." in text
+        text, found = await why(calls[3])
+    assert (found["kind"], found["path"]) == ("timestamp", "messages[1].content line 4")
+    # The engine found the first system message, in whole blocks, and nothing behind the day.
+    assert 0 < found["found_tokens"] < found["expected_tokens"] - 512 < found["prompt_tokens"]
+    names = ("expected_tokens", "prompt_tokens", "found_tokens")
+    expected, prompt, count = (f"{found[name]:,}" for name in names)
+    head = (
+        f"{expected} of its {prompt} prompt tokens should have been found in the prefix cache, {count} were: "
+    )
+    cause = "only a time, a date or a number differs from the call before, at messages[1].content line 4."
+    assert head + cause in text

@@ -35,7 +35,7 @@ from autellix_backend.observe.operator_log import AuditLog, FailureLog
 from autellix_backend.observe.tracing import make_tracer
 from autellix_backend.repeating import repeating
 from autellix_backend.settings import Settings, TenantLimits
-from autellix_backend.stores.base import ProgramEnd, ProgramStore
+from autellix_backend.stores.base import ProgramEnd, ProgramStore, tenant_of
 from autellix_backend.stores.factory import make_store
 
 REAP_PERIOD_S = 1.0
@@ -152,6 +152,8 @@ class Gateway:
         for part in (self.limiter, self.router, self.pool):
             if part is not None:
                 part.on_program_ended(end.program_id)
+        if self.doctor is not None:
+            self.doctor.on_program_ended(tenant_of(end.class_id), end.program_id)
         self.classes.on_program_ended(end)
 
     @asynccontextmanager

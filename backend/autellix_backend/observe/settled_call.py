@@ -46,7 +46,7 @@ class PrefixBreak:
     """Where a call left the prefix of its program, by the engine's count of what it found."""
 
     kind: str
-    """One of `identity.outlines.Kind`."""
+    """One of `identity.prefix_breaks.Kind`."""
     path: str
     """The place in its body, without content; empty for what is no difference of bodies."""
     expected_tokens: int

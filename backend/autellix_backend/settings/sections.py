@@ -88,7 +88,7 @@ class GatewaySettings:
     """how long a call waits for an engine that is down or restarts, s; then 503"""
     shutdown_grace_s: NonNegativeFloat = 300.0
     """how long running calls may continue after SIGTERM, s: an agent's call may take minutes"""
-    prefix_diagnosis: bool = False
+    prefix_diagnosis: bool = True
     """whether calls that find less of their program's context in the prefix cache than there was are
     [explained](../guides/observability.md#broken-prefixes)"""
     strict_identity: bool = False

@@ -9,8 +9,10 @@ from tests.observe.settled_calls import settled_call
 
 from autellix_backend.console.explain.sentences import breaks_text, placement_text, prefix_text
 from autellix_backend.core.balance import Placement
-from autellix_backend.identity.outlines import CLIENTS, Kind
+from autellix_backend.identity.prefix_breaks import Kind
 from autellix_backend.observe.settled_call import PrefixBreak
+
+WITHOUT_PLACE = {Kind.SUB_AGENT, Kind.MODEL, Kind.MOVED, Kind.MADE_WAY, Kind.EVICTED, Kind.UNEXAMINED}
 
 
 @pytest.mark.parametrize(
@@ -64,7 +66,7 @@ def test_each_break_of_a_prefix_is_told_in_words(kind: Kind) -> None:
     head = "61,440 of its 63,100 prompt tokens should have been found in the prefix cache, 1,024 were: "
     assert text.startswith(head)
     assert text.endswith(".")
-    assert ("tools[3].function.description" in text) == (kind in {*CLIENTS, Kind.COMPACTION})
+    assert ("tools[3].function.description" in text) == (kind not in WITHOUT_PLACE)
 
 
 def test_a_call_that_found_its_prefix_says_how_much() -> None:
@@ -77,4 +79,6 @@ def test_the_breaks_of_a_program_are_counted() -> None:
     found = PrefixBreak(Kind.MOVED, "", 2_000, 0, 2_100)
     calls = [settled_call(), settled_call(prefix_break=found), settled_call()]
     assert breaks_text(calls[:1]) == ""
-    assert breaks_text(calls).startswith("1 call left its prefix, last c: 2,000 of its 2,100")
+    assert breaks_text(calls).startswith(
+        "1 call found less of its context than there was, the last one c: 2,000 of its 2,100"
+    )

@@ -14,7 +14,7 @@ from autellix_backend.core.priority import Priority
 from autellix_backend.gateway.calls.call import OWN_PREFIX, GatewayCall
 from autellix_backend.gateway.engines.inactive import Inactive
 from autellix_backend.gateway.engines.view import EngineView
-from autellix_backend.identity.outlines import Kind
+from autellix_backend.identity.prefix_breaks import Kind
 from autellix_backend.observe.durations import seconds
 from autellix_backend.observe.settled_call import SettledCall
 from autellix_backend.observe.states import ProgramState
@@ -202,18 +202,23 @@ def stated_text(sources: Sequence[tuple[str, str]]) -> str:
 
 
 _BREAKS = {
-    Kind.TOOLS: "the request's tools differ from those of the call before, at `{}`",
-    Kind.TOOL_ORDER: "its tools stand in another order than in the call before, from `{}` on",
-    Kind.SYSTEM: "its system prompt differs from that of the call before, at `{}`",
-    Kind.TIMESTAMP: "only digits differ from the call before, at `{}`: a time or a counter",
-    Kind.CACHE_CONTROL: "a mark of the cache has moved, at `{}`, and nothing else differs",
-    Kind.MESSAGE: "an earlier message differs from the call before, at `{}`",
-    Kind.COMPACTION: "its transcript is shorter than that of the call before, and differs from `{}` on",
+    Kind.TOOLS: "the request's tools differ from those of the call before, at {}",
+    Kind.TOOL_ORDER: "its tools stand in another order than in the call before, from {} on",
+    Kind.SYSTEM: "its system prompt differs from that of the call before, at {}",
+    Kind.TIMESTAMP: "only a time, a date or a number differs from the call before, at {}",
+    Kind.BILLING_LINE: "only the billing line of Claude Code differs from the call before, at {}",
+    Kind.CACHE_CONTROL: "a mark of the cache has moved, at {}, and nothing else differs",
+    Kind.LATE_SYSTEM: "it goes on from the call before, but has a system message in its transcript, {}, "
+    "which its server seems to put in front",
+    Kind.MESSAGE: "an earlier message differs from the call before, at {}",
+    Kind.COMPACTION: "its transcript leaves out messages of the call before, from {} on",
     Kind.SUB_AGENT: "it is another conversation of the program: a sub-agent without a thread of its own",
     Kind.MODEL: "it names another model or adapter than the call before",
     Kind.MOVED: "it went to another engine than the call before",
     Kind.MADE_WAY: "it goes on from the call before, but its program made way while it waited for KV memory",
-    Kind.EVICTED: "it goes on from the call before, but calls of other programs needed the memory",
+    Kind.EVICTED: "it goes on from the call before, but calls of other programs needed the memory, or its "
+    "model's template has changed earlier messages",
+    Kind.UNEXAMINED: "so many calls missed theirs that this one was not compared with the call before",
 }
 """Why a call left its prefix; the place is a path in its body."""
 
@@ -236,8 +241,9 @@ def breaks_text(calls: Sequence[SettledCall]) -> str:
     broken = [call for call in calls if call.prefix_break is not None]
     if not broken:
         return ""
-    last = broken[-1]
-    return f"{_count(len(broken), 'call')} left its prefix, last {last.start.call_id}: {prefix_text(last)}"
+    last, count = broken[-1], _count(len(broken), "call")
+    short = f"{count} found less of its context than there was, the last one {last.start.call_id}"
+    return f"{short}: {prefix_text(last)}"
 
 
 def boost_text(age_s: float, work: float, head_start_s: float | None, boost: BoostSnapshot) -> str:

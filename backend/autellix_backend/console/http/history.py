@@ -107,6 +107,8 @@ class TimelineCall:
     estimated: bool
     prefix_break: PrefixBreak | None = None
     """Why it found less of its program's context in the prefix cache than there was."""
+    prefix_text: str = ""
+    """The same in a sentence."""
     spans: tuple[Span, ...]
     """Without gaps, up to its end in the engine."""
 
@@ -291,6 +293,7 @@ def finished_row(call: SettledCall, origin_s: float) -> TimelineCall:
         output_tokens=usage.output_tokens if usage else None,
         estimated=receipt.estimated,
         prefix_break=call.prefix_break,
+        prefix_text="" if call.prefix_break is None else prefix_text(call),
         spans=spans(call, origin_s),
     )
 

@@ -219,5 +219,6 @@ function describeCall(call, now) {
     `from ${seconds(call.start_s)}, ${seconds(callEnd(call, now) - call.start_s)}`,
     ...parts,
     call.tools.length ? `after ${toolsText(call.tools)}` : null,
+    call.prefix_text,
   ].filter(Boolean).join(" · ");
 }
