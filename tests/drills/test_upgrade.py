@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 OLD = os.environ.get("AUTELLIX_OLD_CHECKOUT")
-"""The checkout of 0.2 with an environment in `.venv`."""
+"""The checkout of 0.2 (commit 00a5f971) with an environment in `.venv`."""
 needs_0_2 = pytest.mark.skipif(
     OLD is None, reason="set AUTELLIX_OLD_CHECKOUT to a checkout of 0.2 with an environment"
 )
