@@ -17,5 +17,6 @@ class Essay(dspy.Module):
         return self.write(plan=self.plan(topic=topic).plan)
 
 
-dspy.configure(lm=dspy.LM("openai/smollm2", api_base="http://127.0.0.1:8000/v1", api_key="unused"))
+lm = dspy.LM("openai/smollm2", api_base="http://127.0.0.1:8000/v1", api_key="unused", cache=False)
+dspy.configure(lm=lm)
 print(Essay()(topic="the sea").text)

@@ -71,9 +71,11 @@ def _name_of(subject: Any) -> str | None:
 
 def instrument_root_runs(patches: Patches, module: ModuleType) -> None:
     """Wrap the module's entry points."""
-    if not hasattr(module, MARKS.get(module.__name__, "__name__")):
+    # CrewAI copies names of other modules into its own, `__name__` included.
+    name = next((known for known in ROOT_RUNS if sys.modules.get(known) is module), module.__name__)
+    if not hasattr(module, MARKS.get(name, "__name__")):
         return
-    for row in ROOT_RUNS[module.__name__].split():
+    for row in ROOT_RUNS[name].split():
         path, _, argument = row.partition(":")
         patches.apply(module, path, functools.partial(_patch_run, argument))
 

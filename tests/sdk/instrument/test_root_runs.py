@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import inspect
+import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager, asynccontextmanager
 from functools import partial
@@ -321,6 +322,25 @@ async def test_a_method_that_is_gone_is_listed_and_the_rest_goes_on(
     assert (await Other().run())[0] == "Other"
     applied.revert()
     assert (await Other().run())[0] is None
+
+
+async def test_a_module_that_has_taken_another_ones_name_is_known_by_its_place(
+    sdk: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CrewAI's do so after their import, before a client that is imported later sees them."""
+
+    class Other:
+        async def run(self) -> tuple[str | None, str]:
+            return here()
+
+    module: Any = ModuleType("framework.another")
+    module.Other = Other
+    monkeypatch.setitem(sys.modules, "framework", module)
+    monkeypatch.setitem(ROOT_RUNS, "framework", "Other.run")
+    applied = Patches()
+    instrument_root_runs(applied, module)
+    assert (await Other().run())[0] == "Other"
+    applied.revert()
 
 
 def test_a_folder_of_the_users_own_is_left_alone(sdk: None) -> None:
