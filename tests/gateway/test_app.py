@@ -178,6 +178,17 @@ async def test_a_base_url_without_its_last_part_is_named(serve: Any) -> None:
                 assert message == f"POST {path}: Not Found{known * is_known}"
 
 
+async def test_a_base_url_with_its_last_part_twice_is_named(serve: Any) -> None:
+    """Anthropic's client adds /v1 itself."""
+    async with serve() as rig:
+        for path, is_known in (("/v1/messages", True), ("/v1/nowhere", False)):
+            async with rig.client.post(f"{rig.url}/v1{path}", json={}) as response:
+                message = (await response.json())["error"]["message"]
+                assert response.status == 404
+                known = f"; expected {path}: Anthropic's client adds /v1 to its base URL itself"
+                assert message == f"POST /v1{path}: Not Found{known * is_known}"
+
+
 async def test_a_crash_on_a_control_endpoint_is_marked(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def crash(_: GatewayMetrics) -> bytes:
         raise RuntimeError

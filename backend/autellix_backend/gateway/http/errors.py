@@ -51,15 +51,22 @@ async def _on_gateway_error(request: Request, error: Exception) -> Response:
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    detail = f"{request.method} {request.url.path}: {error.detail}"
-    if error.status_code == HTTPStatus.NOT_FOUND and _is_served(
-        request, f"{OPENAI_PREFIX}{request.url.path}"
-    ):
-        detail += f"; expected {OPENAI_PREFIX}{request.url.path}: a client's base URL ends in {OPENAI_PREFIX}"
-    found = GatewayError(detail, headers=error.headers)
+    hint = _base_url_hint(request) if error.status_code == HTTPStatus.NOT_FOUND else ""
+    found = GatewayError(f"{request.method} {request.url.path}: {error.detail}{hint}", headers=error.headers)
     found.status = HTTPStatus(error.status_code)
     found.code = found.status.phrase.lower().replace(" ", "_")
     return error_response(found, request.url.path)
+
+
+def _base_url_hint(request: Request) -> str:
+    """Return what is wrong with a client's base URL; empty if no other path would be served."""
+    path = request.url.path
+    if _is_served(request, f"{OPENAI_PREFIX}{path}"):
+        return f"; expected {OPENAI_PREFIX}{path}: a client's base URL ends in {OPENAI_PREFIX}"
+    once = path.removeprefix(OPENAI_PREFIX)
+    if path.startswith(2 * OPENAI_PREFIX) and _is_served(request, once):
+        return f"; expected {once}: Anthropic's client adds {OPENAI_PREFIX} to its base URL itself"
+    return ""
 
 
 def _is_served(request: Request, path: str) -> bool:
