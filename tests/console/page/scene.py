@@ -47,7 +47,7 @@ AGENTS = 16
 WARM_UP_S = 150.0
 CLIP_S = 20
 SIZE = {"width": 960, "height": 540}
-CLIP_COLORS = 48
+CLIP_COLORS = 128
 
 
 class SceneEngine(QueueingEngine):
