@@ -37,7 +37,7 @@ from autellix_backend.settings import Settings
 from autellix_wire.headers import FINAL, PROGRAM_ID, PROGRAM_NAME
 
 if TYPE_CHECKING:
-    from playwright.async_api import Page
+    from playwright.async_api import Page, ViewportSize
 
 SLOTS, ACTIVE = 4, 6
 BLOCK_TOKENS, BLOCKS, CALL_BLOCKS = 16, 512, 75
@@ -46,7 +46,7 @@ NAMES = ("coder", "research", "react")
 AGENTS = 16
 WARM_UP_S = 150.0
 CLIP_S = 20
-SIZE = {"width": 960, "height": 540}
+SIZE: ViewportSize = {"width": 960, "height": 540}
 CLIP_COLORS = 128
 
 
@@ -112,7 +112,9 @@ async def take_clip(page: Page, path: Path) -> None:
         with Image.open(io.BytesIO(await page.screenshot())) as picture:
             colors = picture.convert("RGB")
             frame = (
-                colors.quantize(CLIP_COLORS) if not frames else colors.quantize(palette=frames[0], dither=0)
+                colors.quantize(CLIP_COLORS)
+                if not frames
+                else colors.quantize(palette=frames[0], dither=Image.Dither.NONE)
             )
         frames.append(frame)
         await asyncio.sleep(max(0.0, due_s - time.monotonic()))
@@ -125,7 +127,7 @@ async def take_all(url: str, folder: Path) -> None:
 
     async with async_playwright() as driver:
         browser = await driver.chromium.launch(executable_path=program(), args=list(ARGUMENTS))
-        session = await browser.new_context(viewport={**SIZE})
+        session = await browser.new_context(viewport=SIZE)
         page = await session.new_page()
         page.set_default_timeout(PATIENCE_MS)
         await page.goto(f"{url}/autellix/")
