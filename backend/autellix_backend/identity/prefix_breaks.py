@@ -129,12 +129,10 @@ class _Prompt:
         return is_other_head or is_first
 
 
-def prompt_fields(fields: Fields, size_bytes: int) -> Fields | None:
-    """Return the fields that make a body's prompt; None without a list of messages, or if it is too long."""
-    name = next((name for name in _MESSAGES if name in fields), None)
-    if name is None or size_bytes > MAX_READ_BYTES or first_byte(fields[name]) != b"[":
-        return None
-    return {each: fields[each] for each in (name, "tools", *_SYSTEM) if each in fields}
+def has_transcript(fields: Fields, size_bytes: int) -> bool:
+    """Return whether a body has a list of messages, and is short enough to be compared."""
+    raw = fields.get("messages") or fields.get("input")
+    return raw is not None and size_bytes <= MAX_READ_BYTES and first_byte(raw) == b"["
 
 
 def transcript(fields: Fields) -> bytes:

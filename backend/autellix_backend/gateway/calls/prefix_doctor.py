@@ -24,7 +24,7 @@ from autellix_backend.identity.prefix_breaks import (
     Kind,
     common_length,
     first_break,
-    prompt_fields,
+    has_transcript,
     transcript,
 )
 from autellix_backend.observe.metrics import GatewayMetrics
@@ -48,7 +48,7 @@ _PRODUCT = re.compile(r"[A-Za-z][\w.+-]{0,40}/[\w.+-]{1,20}")
 class _Conversation(msgspec.Struct, kw_only=True, eq=False):
     """The last call of a conversation."""
 
-    prompt: Fields
+    fields: Fields
     """Slices of its body, which they keep in memory."""
     size_bytes: int
     thread: str
@@ -78,11 +78,10 @@ class PrefixDoctor:
         # A history that the server keeps is not in the request.
         if usage is None or usage.cached_tokens is None or "previous_response_id" in body.fields:
             return settled
-        prompt = prompt_fields(body.fields, body.size_bytes)
-        if prompt is None:
+        if not has_transcript(body.fields, body.size_bytes):
             return settled
         last = _Conversation(
-            prompt=prompt,
+            fields=body.fields,
             size_bytes=body.size_bytes,
             thread=call.start.thread_id,
             model=body.model,
@@ -136,9 +135,9 @@ def _before(known: list[_Conversation], last: _Conversation) -> _Conversation | 
     ours = [each for each in reversed(known) if each.thread == last.thread]
     if len(ours) < 2:
         return ours[0] if ours else None
-    text = transcript(last.prompt)
+    text = transcript(last.fields)
     return max(
-        ours, key=lambda each: (common_length(transcript(each.prompt), text), each.model == last.model)
+        ours, key=lambda each: (common_length(transcript(each.fields), text), each.model == last.model)
     )
 
 
@@ -147,7 +146,7 @@ def _is_short(expected_tokens: int, found_tokens: int) -> bool:
 
 
 def _cause(before: _Conversation, last: _Conversation, settled: SettledCall) -> Break:
-    found = first_break(before.prompt, last.prompt)
+    found = first_break(before.fields, last.fields)
     if found is not None and found.kind is Kind.SUB_AGENT:
         return found
     if before.model != last.model:
