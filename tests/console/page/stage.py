@@ -26,12 +26,13 @@ from autellix_backend.console.history.history import PastProgram
 from autellix_backend.console.wiring import Console
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.gateway.wiring import Gateway
-from autellix_backend.observe.settled_call import Outcome, SettledCall
+from autellix_backend.observe.settled_call import Outcome, PrefixBreak, SettledCall
 from autellix_backend.reports.snapshot import AdmissionSnapshot, DemandSnapshot, EngineSnapshot
 from autellix_backend.settings import EngineSettings, GatewaySettings, Settings
 from autellix_backend.stores.base import CallStart
 
 CHAT = "/v1/chat/completions"
+LEFT_PREFIX = PrefixBreak("tools", "tools[3].description", 1100, 100, 1200)
 SYSTEM_NAMES = ("react", "research", "map-reduce", "coder")
 
 
@@ -273,7 +274,7 @@ def telling_program(program_id: str = "research-7") -> PastProgram:
         call("read-3", 23.0, 29.0, parents=("search-3",), thread_id="search-3", tools=(("fetch", 2.6),),
              wait_s=2.0),
         call("check", 40.0, 52.0, parents=("search-2",), thread_id="search-2", runs=((6.0, 12.0),),
-             prefilled_s=6.8, wait_s=6.0, inactive_s=6.0),
+             prefilled_s=6.8, wait_s=6.0, inactive_s=6.0, cached_tokens=100, prefix_break=LEFT_PREFIX),
         call("broken", 30.0, 31.0, parents=("read-3",), thread_id="search-3", outcome=Outcome.UNAVAILABLE,
              prompt_tokens=None, cached_tokens=None, output_tokens=None, level=None),
         call("write", 53.0, 84.0, parents=("read-1", "check", "read-3"), runs=((9.0, 31.0),),

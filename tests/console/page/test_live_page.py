@@ -395,7 +395,9 @@ def test_an_ended_program_over_time(stage: Stage, browser: BrowserThread) -> Non
         await until_text(page.locator(".why"), "9 calls in 84.0 s: 8.5 s waiting for memory")
         await page.locator(".gantt [data-call=check] .hit").click()
         await until_text(page.locator("tr.chosen"), "check")
+        assert await page.locator("tr.chosen td.bad").get_attribute("title") is not None
         await until_text(page.locator(".detail"), "6.0 s waiting for KV memory")
+        await until_text(page.locator(".detail"), "100 were: the request's tools differ")
 
     browser.visit(stage.url + "/autellix/#/program/research-7", look)
 

@@ -21,8 +21,6 @@ const SPENT_PARTS = [
 const waitOf = (call) => sumOf(call, ["waiting", "inactive", "preempted"]);
 const tokensOf = (call) => `${count(call.prompt_tokens)}/${count(call.output_tokens)}`;
 const parentsOf = (call) => (call.parents === null ? "unknown" : call.parents.map(shortId).join(", ") || "none");
-const cachedOf = (call) => (call.cached_tokens === null ? null : call.cached_tokens / Math.max(1, call.prompt_tokens));
-const cachedText = (call) => [share(cachedOf(call)), call.prefix_break?.kind.replaceAll("_", " ")].filter(Boolean).join(": ");
 const stateOf = (call) => call.outcome ?? (isNarrow() ? shortState(call.state) : call.state_text);
 const hasSpans = (kind) => (calls) => calls.some((call) => call.spans.some((span) => span.kind === kind));
 
@@ -59,8 +57,7 @@ export class ProgramView {
       number("decode", "Decode", (call) => sumOf(call, ["decode"]), (call) => seconds(sumOf(call, ["decode"])), { isShown: hasSpans("decode") }),
       number("preemptions", "Preempted", (call) => call.preemptions, (call) => count(call.preemptions), { hint: "How often it lost its slot", isShown: (calls) => calls.some((call) => call.preemptions) }),
       number("level", "Level", (call) => call.level, (call) => count(call.level), { hint: "Queue level; 1 runs first", isShown: (calls) => calls.some((call) => call.level > 1) }),
-      number("tokens", "Tokens in/out", (call) => (call.prompt_tokens ?? 0) + (call.output_tokens ?? 0), tokensOf),
-      { ...number("cached", "Cached", cachedOf, cachedText, { hint: "Of its prompt in the prefix cache, and why not more", isLeast: false, isShown: (calls) => calls.some((call) => call.prefix_break) }), hover: (call) => call.prefix_text, style: (call) => (call.prefix_break ? "n bad" : "n") },
+      { ...number("tokens", "Tokens in/out", (call) => (call.prompt_tokens ?? 0) + (call.output_tokens ?? 0), tokensOf, { hint: "Marked where the prefix cache had less of the prompt than the call before left" }), hover: (call) => call.prefix_text, style: (call) => (call.prefix_text ? "n least bad" : "n least") },
       { key: "parents", title: "Parents", isLeast: true, value: parentsOf, text: parentsOf, hover: (call) => (call.parents ?? []).join(", "), isShown: (calls) => calls.some((call) => call.parents?.length) },
       { key: "engine", title: "Engine", isLeast: true, value: (call) => call.engine, text: (call) => call.engine || UNKNOWN, isShown: (calls) => new Set(calls.map((call) => call.engine)).size > 1 },
     ];
