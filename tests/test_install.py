@@ -38,6 +38,14 @@ def test_the_client_names_the_same_command() -> None:
     assert pip_install("gateway") in said
 
 
+def test_a_release_expects_what_messages_say() -> None:
+    """It tries them in environments that lack the extras."""
+    script = (ROOT / "scripts/release").read_text(encoding="utf-8")
+    expected = re.findall(r'^ +says "\$name" 2 "(.+?)" ', script, re.MULTILINE)
+    messages = [pip_install(extra) for extra in ("gateway", "gateway", "lab")]
+    assert [bool(re.search(*pair)) for pair in zip(expected, messages, strict=True)] == [True] * 3
+
+
 def test_a_clone_has_the_target_that_installs_the_engine_for_a_cpu() -> None:
     assert f"`make install` in a clone of {REPOSITORY}" == CPU_ENGINE
     assert "\ninstall:\n" in (ROOT / "Makefile").read_text(encoding="utf-8")
