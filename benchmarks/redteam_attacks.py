@@ -488,7 +488,7 @@ async def outlines(target: Target) -> None:
         headers = {"X-Autellix-Program-ID": f"outline-{number}"}
         await target.send("POST", "/v1/completions", said % (tools[number % len(tools)], messages), headers)
 
-    await _side_by_side(one, 60)
+    await _side_by_side(one, 24)
 
 
 async def queries(target: Target) -> None:
