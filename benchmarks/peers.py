@@ -59,7 +59,7 @@ def name_of(program: Path) -> str:
 
 
 def agentinfer_settings(
-    prefill: Mapping[str, float], decode: Mapping[str, float], interval_s: float, **more: float
+    prefill: Mapping[str, float], decode: Mapping[str, float], interval_s: float
 ) -> dict[str, Any]:
     """Return AgentInfer's settings for an engine, where it would have constants of its own.
 
@@ -67,25 +67,19 @@ def agentinfer_settings(
         prefill: The prefill cost model of `PROGRAM_SCHEDULING`, whose terms are AgentInfer's, too.
         decode: The same of a step.
         interval_s: Between two of its checks.
-        more: Other settings of its policy.
     """
     linear, quadratic = "linear_seconds_per_1k_tokens", "quadratic_seconds_per_1k_tokens_squared"
     costs = {f"ttl_prefill_model_{name}": prefill[name] for name in ("intercept_seconds", linear, quadratic)}
     costs["decode_step_fixed_seconds"] = decode["fixed_step_seconds"]
     costs["decode_step_seconds_per_request"] = decode["batch_step_seconds_per_request"]
     costs["decode_step_seconds_per_context_token"] = decode["context_step_seconds_per_token"]
-    return {"schedule_interval_seconds": interval_s, "progress_ttl": costs | more}
+    return {"schedule_interval_seconds": interval_s, "progress_ttl": costs}
 
 
 AGENTINFER_FITTED = agentinfer_settings(
     PROGRAM_SCHEDULING["prefill_cost_model"],
     PROGRAM_SCHEDULING["decode_throughput_model"],
     interval_s=0.1,
-    # A tenth: programs here last some seconds, and not minutes.
-    force_resume_timeout_min_seconds=3.0,
-    force_resume_timeout_max_seconds=30.0,
-    privileged_ttl_seconds=0.5,
-    shared_prefix_freshness_warmup_seconds=10.0,
 )
 
 

@@ -329,8 +329,9 @@ def spread(values: Sequence[float]) -> str:
     """Return the mean of values with its standard error; a dash for none, as programs lost calls."""
     if not values:
         return "-"
-    text = f"{mean_of(values):.3g}" if mean_of(values) < 100 else f"{mean_of(values):.0f}"
-    return text if len(values) == 1 else f"{text} ± {standard_error(values):.2g}"
+    form = ".3g" if mean_of(values) < 100 else ".0f"
+    text = f"{mean_of(values):{form}}"
+    return text if len(values) == 1 else f"{text} ± {standard_error(values):{form.replace('3', '2')}}"
 
 
 def losses(runs: Sequence[Run], systems: Sequence[str], base: str) -> list[str]:

@@ -18,13 +18,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import importlib
 import json
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -43,19 +41,9 @@ from stepped_policies import (
     recorded_draws,
     scheduler_of,
 )
-from tests.vllm_plugin import scripted_engine
-from tests.vllm_plugin.scripted_engine import (
-    Client,
-    ScriptedEngine,
-    block_hasher,
-    make_scheduler,
-)
-from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.outputs import ModelRunnerOutput
 
 from autellix_backend.settings.scheduler import scheduler_to_mapping
 from autellix_lab.demo.parts import SCARCE
-from autellix_lab.sim.engine import LEAST_WAIT_S
 from autellix_lab.sim.model import EngineModel
 from autellix_lab.sim.presets import PRESETS
 
@@ -65,8 +53,6 @@ WITH_HOST = (DIRECT_HOST, OURS_HOST)
 HOST_BLOCK_S = 0.00015
 """Of the copy of a block: a load takes a thirteenth of a prefill, as on the demo's engine."""
 TITLES = {"latency_s mean": "mean s", "latency_s p95": "p95 s", "latency_s p99": "p99 s", MAKESPAN: "last s"}
-START_S = 1000.0
-"""Of AgentInfer's clock: to some of its conditions zero is no time."""
 
 
 def settings_of(model: EngineModel) -> dict[str, Any]:
@@ -84,71 +70,12 @@ def settings_of(model: EngineModel) -> dict[str, Any]:
     return agentinfer_settings(prefill, decode, 20 * model.step_s)
 
 
-class OtherEngine(ScriptedEngine):
-    """The engine with AgentInfer's scheduler, or without settings with plain vLLM's."""
-
-    def __init__(self, directory: Path, model: EngineModel, settings: dict[str, Any] | None) -> None:
-        self.model, self.now = model, 0.0
-        self.steps = self.empty_steps = self.cached_tokens = 0
-        self.log, self.first_token_s = [], {}
-        self._writing, self._answers = set(), {}
-        self._transfers = None
-        self._hasher = block_hasher(model)
-        scheduler_class = Scheduler if settings is None else agentinfer_scheduler(lambda: START_S + self.now)
-        config = {"agentcache": settings or {}}
-        self._scheduler = make_scheduler(scheduler_class, directory, model, config, is_async=False)
-
-    def submit(self, call_id: str, prompt: list[int], answer: list[int], extra_args: dict[str, Any]) -> None:
-        """Add a call that arrives now, and name its program."""
-        self.log.append(("arrive", call_id, self.now))
-        context = json.dumps({"program_id": extra_args["autellix_program"]})
-        super().submit(call_id, prompt, answer, {"agentic_context": context})
-
-    def end_program(self, program_id: str) -> None:
-        """Tell AgentInfer that a program has ended, as its middleware does."""
-        if hasattr(self._scheduler, "_agentcache"):
-            lifecycle = importlib.import_module("agentinfer.scheduling.lifecycle").ProgramLifecycle
-            self._scheduler._agentcache.controller.on_response_completion(program_id, lifecycle.TERMINAL)
-
-    def begin(self) -> tuple[Any, float]:
-        """Schedule a step; return it and the time at which it ends."""
-        output = self._scheduler.schedule()
-        self.cached_tokens += sum(call.num_computed_tokens for call in output.scheduled_new_reqs)
-        if output.num_scheduled_tokens:
-            return output, self.now + self._step_time_s(output)
-        self.empty_steps += 1
-        # An engine that holds all its calls back looks again and again.
-        return output, self.now + LEAST_WAIT_S
-
-    def end(self, output: Any) -> list[Any]:
-        """Give every call whose context is complete a token; return those that finished."""
-        ids = list(output.num_scheduled_tokens)
-        sampled = [self._sample(self._scheduler.requests[call_id]) for call_id in ids]
-        writing = {call_id for call_id, tokens in zip(ids, sampled, strict=True) if tokens}
-        self._writing |= writing
-        places = {call_id: place for place, call_id in enumerate(ids)}
-        result = ModelRunnerOutput(req_ids=ids, req_id_to_index=places, sampled_token_ids=sampled)
-        self._scheduler.update_from_output(output, result)
-        self.steps += bool(ids)
-        finished = [call_id for call_id in ids if call_id not in self._scheduler.requests]
-        self._writing -= set(finished)
-        self.log += [("finish", call_id, self.now) for call_id in finished]
-        return [SimpleNamespace(call_id=call_id, service_s=0.0) for call_id in finished]
-
-
-def agentinfer_scheduler(now: Callable[[], float]) -> type[Any]:
-    """Return AgentInfer's scheduler class, with a clock of ours."""
-    found = importlib.import_module("agentinfer.agentcache.core.scheduler")
-    clock = SimpleNamespace(monotonic=now, time=now)
-    for name, module in list(sys.modules.items()):
-        if name.startswith("agentinfer.") and hasattr(module, "time"):
-            setattr(module, "time", clock)  # noqa: B010 -- of a module of others
-    scheduler_class: type[Any] = found.AgentCacheSyncSchedulerBridge
-    return scheduler_class
-
-
 def play(system: str, workload: str, draw: Draw, directory: Path) -> Run:
     """Play a draw's programs on a system; return the figures."""
+    from stepped_other import OtherEngine
+    from tests.vllm_plugin.scripted_engine import Client, ScriptedEngine, write_model_config
+
+    write_model_config(directory)
     config = scheduler_of("boost" if system in (OURS, OURS_HOST) else "fcfs", workload)
     engine: ScriptedEngine
     if system in (OURS, *WITH_HOST):
@@ -203,7 +130,6 @@ def main() -> None:
                 head = key | {"round": number, "system": system}
                 if not any(head.items() <= run.items() for run in runs):
                     with tempfile.TemporaryDirectory() as folder:
-                        scripted_engine.write_model_config(Path(folder))
                         run = head | play(system, workload, draw, Path(folder))
                     runs.append(run)
                     with args.out.open("a", encoding="utf-8") as file:

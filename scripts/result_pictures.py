@@ -46,7 +46,7 @@ PICTURES: dict[str, Bars] = {
     ),
     "peers": Bars(
         page="peers.md",
-        heading="Today's rule",
+        heading="Routers on real engines",
         labels=(0,),
         series={"tools": (1, 0), "coding": (2, 0)},
         unit="mean program latency, s",
