@@ -49,7 +49,7 @@ from autellix_lab.bench.compare import Target, calibrate
 from autellix_lab.bench.metrics import summarise
 from autellix_lab.bench.replay import CLIENT_CODE, ReplayJob, replay
 from autellix_lab.bench.results import CallResult
-from autellix_lab.bench.step_clock import work_of
+from autellix_lab.bench.step_clock import engine_work
 from autellix_lab.demo.model import DEMO_MODEL_NAME, build_demo_model, demo_model_directory
 from autellix_lab.demo.parts import BLOCK_TOKENS, DemoOptions, Part, demo_parts
 from autellix_lab.workload.arrivals import poisson_arrivals
@@ -260,7 +260,7 @@ def work(system: System) -> tuple[float, float]:
     found = []
     for url in system.engines:
         with urllib.request.urlopen(f"{url}/metrics", timeout=60) as answer:
-            found.append(work_of(answer.read().decode()))
+            found.append(engine_work(answer.read().decode()))
     return sum(each.steps for each in found), sum(each.prefilled_tokens for each in found)
 
 

@@ -114,7 +114,7 @@ def steps_at(samples: Sequence[Sample], time_s: float) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class EngineWork:
     """What an engine has done since it started."""
 
     steps: float
@@ -122,7 +122,7 @@ class Work:
     prefilled_tokens: float
 
 
-def work_of(metrics: str) -> Work:
+def engine_work(metrics: str) -> EngineWork:
     """Return the work of a vLLM server, over all its ranks, from the text of its metrics.
 
     Raises:
@@ -134,7 +134,7 @@ def work_of(metrics: str) -> Work:
         raise ValueError("has no vllm:iteration_tokens_total")
     for name, value in found:
         totals[name] += float(value)
-    return Work(totals[_STEPS], totals[_TOKENS] - totals[_GENERATED])
+    return EngineWork(totals[_STEPS], totals[_TOKENS] - totals[_GENERATED])
 
 
 def step_reader(session: aiohttp.ClientSession, engine_url: str) -> Callable[[], Awaitable[float]]:
@@ -149,7 +149,7 @@ def step_reader(session: aiohttp.ClientSession, engine_url: str) -> Callable[[],
         async with session.get(f"{engine_url}/metrics", timeout=timeout) as response:
             text = await response.text()
         try:
-            work = work_of(text)
+            work = engine_work(text)
         except ValueError as error:
             raise ValueError(f"{engine_url}/metrics {error}") from None
         return work.steps + work.prefilled_tokens / PREFILLED_TOKENS
