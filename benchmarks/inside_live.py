@@ -55,7 +55,7 @@ def engine(kind: str, model: Path, folder: Path) -> Server:
     options += ["--enable-auto-tool-choice", "--tool-call-parser", "granite"]
     command = [*VLLM_SERVER, "--model", str(model), *options]
     if kind == "inside":
-        command = vllm_command(["serve", str(model), *options], has_script=False)
+        command = vllm_command(str(model), options, script=None, is_cpu=True)
     elif kind == "gateway":
         section = {"autellix": {"report_address": f"tcp://127.0.0.1:{port + OFFSET}"}}
         command += ["--scheduler-cls", SCHEDULER_CLASS, "--additional-config", json.dumps(section)]

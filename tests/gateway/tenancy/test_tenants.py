@@ -88,6 +88,7 @@ def test_the_file_is_read_whole(tenants_file: Path) -> None:
         ("[[tenant]]\nname = 'a'\nkeys = ['KEY']\nweight = nan", ['tenant "a": weight']),
         ("[[tenant]]\nname = 'a'\nkeys = ['KEY']\nweight = true", ['tenant "a": weight']),
         ("[[tenant]]\nname = 'a'\nkeys = ['KEY']\nadmin = 'yes'", ['tenant "a": admin']),
+        ("[[tenant]]\nname = 'a'\nkeys = ['KEY']\nsort_tools = 1", ['tenant "a": sort_tools']),
         ("[[tenant]]\nname = 'a'\nkeys = ['KEY']\nlimits = 7", ['tenant "a": limits']),
         ("[[tenant]]\nname = 'a'\nkeys = ['KEY']\nlimits.x = 7", ['tenant "a": limits.x', "max_calls"]),
         ("[[tenant]]\nname = 'a'\nkeys = ['KEY']\nlimits.max_calls = 0", ['tenant "a": limits.max_calls']),
@@ -161,6 +162,26 @@ def restricted_file(tenants_file: Path) -> Path:
     text = tenants_file.read_text()
     tenants_file.write_text(text.replace('name = "blue"', 'name = "blue"\nmodels = ["small"]'))
     return tenants_file
+
+
+@pytest.fixture
+def sorting_file(tenants_file: Path) -> Path:
+    """The tenants, of which blue has its tools sorted."""
+    text = tenants_file.read_text()
+    tenants_file.write_text(text.replace('name = "blue"', 'name = "blue"\nsort_tools = true'))
+    return tenants_file
+
+
+@pytest.mark.parametrize(("tenant", "names"), [("red", ["b", "a"]), ("blue", ["a", "b"])])
+async def test_the_tools_of_a_tenant_that_asks_for_it_are_sorted(
+    serve: Any, sorting_file: Path, tenant: str, names: list[str]
+) -> None:
+    body = {**HELLO, "tools": [{"type": "function", "function": {"name": name}} for name in ("b", "a")]}
+    async with serve(tenants_file=sorting_file) as rig:
+        async with rig.client.post(rig.url + CHAT, json=body, headers=bearer(tenant)) as response:
+            assert response.status == 200
+        sent = json.loads(rig.engine.requests[-1].body)
+    assert [tool["function"]["name"] for tool in sent["tools"]] == names
 
 
 async def test_a_tenant_calls_its_own_models_only(serve: Any, restricted_file: Path) -> None:

@@ -2,7 +2,8 @@
 
 Engines take privileged fields beside OpenAI's: a priority, a rank, another server's cache. A client must not
 bypass the scheduler or its tenant with them, so they are dropped. Everything else is passed on unchanged,
-except that hosted APIs, which refuse unknown fields, do not get the names of programs.
+except that hosted APIs, which refuse unknown fields, do not get the names of programs, and that a tenant's
+tools may be sorted.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from autellix_backend.core.policies import make_policy
 from autellix_backend.engines.base import EngineKind
 from autellix_backend.gateway.calls.body import CallBody
 from autellix_backend.gateway.calls.call import GatewayCall
+from autellix_backend.gateway.calls.sorted_tools import sorted_tools
 from autellix_backend.gateway.engines.upstream import REQUEST_ID_HEADER, request_headers
 from autellix_backend.identity.aliases import ALIASES
 from autellix_backend.identity.classes import ProgramClasses
@@ -33,6 +35,7 @@ SESSION_HEADERS = ("x-session-id", "x-llm-d-inference-fairness-id", "x-dynamo-se
 """The headers of a session or flow that vLLM, llm-d and Dynamo read; it is the program here."""
 SESSION_FIELD = "session_id"
 SALT_FIELD = "cache_salt"
+TOOLS_FIELD = "tools"
 SALT_CHARACTERS = 32
 
 PRIVILEGED_FIELDS = frozenset(
@@ -127,7 +130,10 @@ def engine_request(call: GatewayCall, kind: EngineKind, args: Arguments) -> tupl
     """
     request = call.request
     dropped = MODEL_FIELDS if request.tenant.models else frozenset[str]()
-    content = engine_body(request.body, kind, args, tenant=request.tenant.name, dropped=dropped)
+    tenant = request.tenant
+    content = engine_body(
+        request.body, kind, args, tenant=tenant.name, dropped=dropped, sorts_tools=tenant.sorts_tools
+    )
     headers = engine_headers(request.headers, kind, request.identity.program)
     if request.body.is_beam_search and args and kind is EngineKind.VLLM:
         headers[REQUEST_ID_HEADER] = call.marked_id = marked_id(args)
@@ -152,15 +158,18 @@ def engine_body(
     *,
     tenant: str = "",
     dropped: frozenset[str] = frozenset(),
+    sorts_tools: bool = False,
 ) -> bytes:
     """Return the body for an engine of a kind; `args` are for the scheduler of a vLLM engine.
 
     A salt keeps the tenant's prefix cache apart; without a tenant the client's own salt stays. `dropped` are
-    further fields that the tenant may not send.
+    further fields that the tenant may not send. `sorts_tools` is as in `Tenant`.
     """
     dropped |= _DROPPED[kind] | (SHARED_FIELDS if tenant else frozenset())
     fields: dict[str, Any] = {name: raw for name, raw in body.fields.items() if name not in dropped}
     fields.pop(XARGS, None)
+    if sorts_tools and TOOLS_FIELD in fields:
+        fields[TOOLS_FIELD] = sorted_tools(fields[TOOLS_FIELD])
     if kind is EngineKind.VLLM and (xargs := {**_allowed_args(body.xargs), **args}):
         fields[XARGS] = xargs
     if tenant and kind is not EngineKind.OPENAI:

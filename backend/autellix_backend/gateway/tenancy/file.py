@@ -27,7 +27,7 @@ MAX_WEIGHT = 1000.0
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
 _KEY = re.compile(re.escape(DIGEST_PREFIX) + rf"([0-9a-f]{{64}})(?:{KEY_END}(\d{{4}}-\d\d-\d\d))?")
-_FIELDS = ("name", "weight", "admin", "keys", "models", "limits")
+_FIELDS = ("name", "weight", "admin", "keys", "models", "sort_tools", "limits")
 
 
 @section("tenant")
@@ -36,6 +36,7 @@ class _TenantTable:
 
     weight: Annotated[float, Field(gt=0, le=MAX_WEIGHT, strict=True)] = 1.0
     admin: Annotated[bool, Field(strict=True)] = False
+    sort_tools: Annotated[bool, Field(strict=True)] = False
 
 
 def load_tenants(settings: Settings) -> Tenants:
@@ -98,7 +99,7 @@ def _tenant(table: Mapping[str, object], number: int, defaults: TenantLimits) ->
     where = f'tenant "{name}"'
     if unknown := [key for key in table if key not in _FIELDS]:
         raise SettingsError(f"{where}: {unknown[0]}", "is unknown", f"one of {', '.join(_FIELDS)}")
-    values: Any = {key: table[key] for key in ("weight", "admin") if key in table}
+    values: Any = {key: table[key] for key in ("weight", "admin", "sort_tools") if key in table}
     try:
         rest = _TenantTable(**values)
     except SettingsError as error:
@@ -110,6 +111,7 @@ def _tenant(table: Mapping[str, object], number: int, defaults: TenantLimits) ->
         is_admin=rest.admin,
         limits=_limits(table, where, defaults),
         models=_models(table, where),
+        sorts_tools=rest.sort_tools,
         key_ends={digest: end for digest, end in _keys(table, where).items() if end is not None},
     )
 

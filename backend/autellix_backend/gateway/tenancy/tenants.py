@@ -39,6 +39,8 @@ class Tenant:
     limits: TenantLimits = field(default_factory=TenantLimits)
     models: tuple[str, ...] = ()
     """The models that it may call; empty for all."""
+    sorts_tools: bool = False
+    """Whether the tools of its calls go to the engine in the order of their names."""
     key_ends: Mapping[bytes, date] = field(default_factory=dict)
     """The last day (UTC) of its keys that have one, by their digests."""
 
