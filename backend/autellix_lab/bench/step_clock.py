@@ -24,6 +24,8 @@ PREFILLED_TOKENS = 450
 """So many count as one more step: on two idle cores, that fits the times of the demo's rounds under both
 policies (`docs/demo.md`). Other work makes prefill dearer (160), as it uses all cores and the rest of a step
 hardly more than one. There, steps understate what a policy gains that prefills less."""
+STILL_STEPS = 100
+"""In the usual time of so many steps an engine with calls makes one, also on a busy machine."""
 SAMPLES = "samples"
 """Key of the load generator's last line, which has the samples of the run."""
 _STEPS, _TOKENS, _GENERATED = (
@@ -42,7 +44,8 @@ class StepClock:
     """The steps of an engine since the start of a run.
 
     An engine without calls makes none. Then the clock advances as if it made them in their usual time, so
-    that the next program arrives.
+    that the next program arrives. So it does once an engine with calls has stood still for long: its scheduler
+    may wait for a program whose tool answers on this clock.
     """
 
     def __init__(self, read: Callable[[], Awaitable[float]], now: Callable[[], float], step_s: float) -> None:
@@ -60,6 +63,8 @@ class StepClock:
         self._count = 0.0
         self._open_calls = 0
         self._is_idle = True
+        self._last_step_s = 0.0
+        """When the engine was last seen to have made a step."""
         self._sampled = asyncio.Event()
 
     async def run(self) -> None:
@@ -77,7 +82,9 @@ class StepClock:
         else:
             last_s, steps = self.samples[-1]
             made = count - self._count
-            if self._is_idle and not made:
+            if made:
+                self._last_step_s = now_s
+            elif self._is_idle or now_s - self._last_step_s > STILL_STEPS * self._step_s:
                 made = (now_s - last_s) / self._step_s
             self.samples.append((now_s, steps + made))
         self._count = count

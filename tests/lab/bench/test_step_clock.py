@@ -11,7 +11,13 @@ from aiohttp import web
 from tests.fakes.engine import MODEL_NAME, FakeBehaviour, FakeEngine
 
 from autellix_lab.bench.replay import ReplayError, ReplayJob, replay
-from autellix_lab.bench.step_clock import PREFILLED_TOKENS, StepClock, step_reader, steps_at
+from autellix_lab.bench.step_clock import (
+    PREFILLED_TOKENS,
+    STILL_STEPS,
+    StepClock,
+    step_reader,
+    steps_at,
+)
 from autellix_lab.workload.trace import CallTrace, ProgramTrace
 
 STEP_S = 0.5
@@ -67,6 +73,18 @@ async def test_an_idle_engine_advances_by_the_time_of_its_steps(engine: Engine) 
     # A call was open since the sample before, and its last steps are counted.
     assert await advance(engine, clock, seconds=1.0, steps=1) == 7
     assert await advance(engine, clock, seconds=1.0, steps=0) == 9
+
+
+async def test_an_engine_that_stands_still_with_calls_lets_time_pass(engine: Engine) -> None:
+    """As one whose scheduler waits for a program that a tool has."""
+    clock = clock_of(engine)
+    await clock.sample()
+    with clock.open_call():
+        assert await advance(engine, clock, seconds=1.0, steps=5) == 5
+        assert await advance(engine, clock, seconds=STILL_STEPS * STEP_S, steps=0) == 5
+        assert await advance(engine, clock, seconds=2.0, steps=0) == 9
+        assert await advance(engine, clock, seconds=1.0, steps=1) == 10
+        assert await advance(engine, clock, seconds=1.0, steps=0) == 10
 
 
 async def test_it_stands_without_a_time_of_steps(engine: Engine) -> None:
