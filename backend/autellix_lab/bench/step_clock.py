@@ -44,8 +44,8 @@ class StepClock:
     """The steps of an engine since the start of a run.
 
     An engine without calls makes none. Then the clock advances as if it made them in their usual time, so
-    that the next program arrives. So it does once an engine with calls has stood still for long: its scheduler
-    may wait for a program whose tool answers on this clock.
+    that the next program arrives. So it does once an engine with calls has stood still for long: its
+    scheduler may wait for a program whose tool answers on this clock.
     """
 
     def __init__(self, read: Callable[[], Awaitable[float]], now: Callable[[], float], step_s: float) -> None:
