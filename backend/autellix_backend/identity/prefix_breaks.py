@@ -142,8 +142,8 @@ def transcript(fields: Fields) -> bytes:
     return bytes(next(fields[name] for name in _MESSAGES if name in fields))
 
 
-def common_length(one: bytes, other: bytes) -> int:
-    """Return the length of what two texts begin with."""
+def common_length(one: Sequence[object], other: Sequence[object]) -> int:
+    """Return how many items agree from the start; halves the range, since comparing slices is fast."""
     low, high = 0, min(len(one), len(other))
     if one[:high] == other[:high]:
         return high
@@ -222,10 +222,10 @@ def _difference(
             where = _place(msgspec.Raw(a.text), msgspec.Raw(b.text), b.path, MAX_DEPTH)
             soft = soft or _Difference(place, Kind.CACHE_CONTROL, where)
             continue
-        path = _place(msgspec.Raw(one), msgspec.Raw(other), b.path, MAX_DEPTH)
+        billed = msgspec.Raw(one), msgspec.Raw(other)
         one, other = without_billing_line(one), without_billing_line(other)
         if one == other:
-            soft = _Difference(place, Kind.BILLING_LINE, path)
+            soft = _Difference(place, Kind.BILLING_LINE, _place(*billed, b.path, MAX_DEPTH))
             continue
         path = _place(msgspec.Raw(one), msgspec.Raw(other), b.path, MAX_DEPTH)
         is_short = place < stamped and len(one) <= MAX_TIMED_BYTES

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -161,18 +161,6 @@ def read_json_lines(path: Path) -> Iterator[Record]:
         if line.strip():
             where = f"{path}, line {number}"
             yield as_record(_parse(line, where, "line"), where, "line")
-
-
-def common_length(left: Sequence[object], right: Sequence[object]) -> int:
-    """Return how many items agree from the start; halves the range, since comparing slices is fast."""
-    low, high = 0, min(len(left), len(right))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if left[low:middle] == right[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
 
 
 def as_record(value: object, where: str, field: str) -> Record:

@@ -22,11 +22,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from autellix_backend.identity.prefix_breaks import common_length
 from autellix_lab.workload.loaders.base import (
     LoadOptions,
     Record,
     as_record,
-    common_length,
     read_json,
     read_json_lines,
 )

@@ -27,11 +27,11 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+from autellix_backend.identity.prefix_breaks import common_length
 from autellix_lab.workload.loaders.base import (
     LoadOptions,
     Record,
     as_record,
-    common_length,
     read_json,
     read_json_lines,
 )
