@@ -36,6 +36,7 @@ from stepped_policies import (
     RECORDED,
     Draw,
     Played,
+    add_load_options,
     figures_of,
     generated_draws,
     recorded_draws,
@@ -45,7 +46,6 @@ from stepped_policies import (
 from autellix_backend.settings.scheduler import scheduler_to_mapping
 from autellix_lab.demo.parts import SCARCE
 from autellix_lab.sim.model import EngineModel
-from autellix_lab.sim.presets import PRESETS
 
 SYSTEMS = (DIRECT, AGENTINFER_OWN, AGENTINFER, OURS)
 WITH_HOST = (DIRECT_HOST, OURS_HOST)
@@ -110,13 +110,8 @@ def main() -> None:
     add("--workloads", nargs="+", choices=(*GENERATED, RECORDED), default=list(SCARCE))
     add("--draws", type=int, default=10)
     add("--programs", type=int, default=32)
-    add("--rho", type=float, default=1.5, help="offered load of chat and mixed")
-    add("--kv-rho", type=float, help="of coding and tools, over ample memory (default: the demo's)")
-    add("--data", type=Path, help="folder whose public/ has the recorded sessions")
-    add("--model", choices=tuple(PRESETS), default="llama3.1-70b-4xa100", help="engine of recorded")
+    add_load_options(parser)
     add("--host-gb", type=float, default=0.0, help=argparse.SUPPRESS)
-    add("--rate", type=float, default=0.01, help="arrivals per second of recorded")
-    add("--seed", type=int, default=0)
     add("--out", type=Path, default=Path("stepped-peers.jsonl"))
     args = parser.parse_args()
     sys.path.append(str(args.agentinfer))

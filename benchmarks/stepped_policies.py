@@ -283,6 +283,17 @@ def lines_of(workload: str, found: Mapping[str, Mapping[str, Pairs]]) -> list[st
     return lines
 
 
+def add_load_options(parser: argparse.ArgumentParser) -> None:
+    """Declare what is offered, and the engine that recorded sessions are for."""
+    add = parser.add_argument
+    add("--rho", type=float, default=1.5, help="offered load of chat and mixed")
+    add("--kv-rho", type=float, help="of coding and tools, over ample memory (default: the demo's)")
+    add("--data", type=Path, help="folder whose public/ has the recorded sessions")
+    add("--model", choices=tuple(PRESETS), default="llama3.1-70b-4xa100", help="engine of recorded")
+    add("--rate", type=float, default=0.01, help="arrivals per second of recorded")
+    add("--seed", type=int, default=0)
+
+
 def main() -> int:
     """Run the benchmark from the command line; 1 if a mean ratio deviates by more than 15 %."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
@@ -291,13 +302,8 @@ def main() -> int:
     add("--policies", nargs="+", choices=LIVE_POLICY_NAMES, default=("fcfs", "boost", "plas", "atlas"))
     add("--draws", type=int, default=5)
     add("--programs", type=int, default=40)
-    add("--rho", type=float, default=1.5, help="offered load of chat and mixed")
-    add("--kv-rho", type=float, help="of coding and tools, over ample memory (default: the demo's)")
-    add("--data", type=Path, help="folder whose public/ has the recorded sessions")
-    add("--model", choices=tuple(PRESETS), default="llama3.1-70b-4xa100", help="engine of recorded")
+    add_load_options(parser)
     add("--host-gb", type=float, default=0.0, help="its host memory, behind our connector")
-    add("--rate", type=float, default=0.01, help="arrivals per second of recorded")
-    add("--seed", type=int, default=0)
     add("--json", action="store_true")
     args = parser.parse_args()
     if RECORDED in args.workloads and args.data is None:
