@@ -11,17 +11,17 @@ import msgspec
 from autellix_backend.raw_json import JSON_ERRORS, has_many_objects, items
 
 
-class _Function(msgspec.Struct):
+class _NamedFunction(msgspec.Struct):
     name: str = ""
 
 
-class _Tool(msgspec.Struct):
+class _NamedTool(msgspec.Struct):
     type: str = ""
     name: str = ""
-    function: _Function | None = None
+    function: _NamedFunction | None = None
 
 
-_decoder = msgspec.json.Decoder(_Tool)
+_decoder = msgspec.json.Decoder(_NamedTool)
 
 
 def sorted_tools(tools: msgspec.Raw) -> msgspec.Raw:
