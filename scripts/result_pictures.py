@@ -41,7 +41,7 @@ PICTURES: dict[str, Bars] = {
         page="tables.md",
         heading="Without host memory",
         labels=(0, 1),
-        series={"default": (2, 1), "ThunderAgent's rule": (3, 1), "Continuum's rule": (4, 1)},
+        series={"default": (2, 0), "ThunderAgent's rule": (3, 0), "Continuum's rule": (4, 0)},
         unit="mean program latency over FCFS",
     ),
     "peers": Bars(
@@ -56,7 +56,7 @@ PICTURES: dict[str, Bars] = {
         page="tables.md",
         heading="Comparison with other schedulers",
         labels=(0,),
-        series={"default": (1, 1), "plas": (2, 1), "ThunderAgent": (4, 1), "Continuum": (5, 1)},
+        series={"default": (1, 1), "plas": (2, 1), "ThunderAgent": (3, 1), "Continuum": (4, 1)},
         unit="mean program latency over FCFS, load 1.3",
     ),
     "overhead": Bars(

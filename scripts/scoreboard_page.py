@@ -18,14 +18,14 @@ HEAD = """# Results
 
 <!-- Written by scripts/scoreboard_page.py. -->
 
-What is claimed, where it loses, and how to measure it again; [the tables](tables.md) have all figures.
-Ratios are to FCFS, vLLM's own order, with the same programs and arrivals: less is better. Nothing was
-measured on a GPU; figures with a GPU's name are simulated. `DATA` is a folder whose `public/` has the
-recorded traces.
+Each claim with its figure, where it loses, and the command that measures it again; the links lead to the
+tables. Ratios are to FCFS, vLLM's own order, with the same programs and arrivals: less is better. Nothing
+was measured on a GPU; figures with a GPU's name are simulated. `DATA` is a folder whose `public/` has the
+recorded traces. To decide, read [Does it help me?](../help.md) first.
 
 `scripts/scoreboard` measures a small version of each row again, in at most 20 minutes on two idle cores, and
 prints what has moved by more than its noise. The last column has the commit that was measured, or else the
-one that brought the figure. Measuring tools are ours unless a row names others.
+one that brought the figure. The measuring tools are ours unless a row names others.
 
 | claim | figure | where it loses | command | measured |
 |---|---|---|---|---|
