@@ -88,6 +88,18 @@ def measure(results: Sequence[CallResult], slots: int) -> Calibration:
     )
 
 
+def pooled(found: Sequence[Calibration]) -> Calibration:
+    """Return the speed over all windows of several measurements."""
+    window_s = sum(each.window_s for each in found)
+    steps = sum(each.window_s / each.step_s for each in found)
+    return Calibration(
+        tokens_per_s=sum(each.tokens_per_s * each.window_s for each in found) / window_s,
+        window_s=window_s,
+        calls=sum(each.calls for each in found),
+        step_s=window_s / steps if steps else math.inf,
+    )
+
+
 def choose_bounds(calibration: Calibration, programs: Sequence[ProgramTrace]) -> tuple[float, ...]:
     """Derive the queue bounds from the cost of a mean call at the measured speed.
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from autellix_lab.bench.calibrate import Calibration, CalibrationError, measure, sample
+from autellix_lab.bench.calibrate import Calibration, CalibrationError, measure, pooled, sample
 from autellix_lab.bench.metrics import outcomes, summarise
 from autellix_lab.bench.replay import ReplayJob, replay
 from autellix_lab.bench.report import LoadComparison, Run
@@ -54,6 +54,9 @@ def calibrate(
 ) -> Calibration:
     """Measure a backend's speed with the batch full.
 
+    Few programs are played again, with other words, until there are tokens enough: the load of a comparison
+    is as exact as this speed.
+
     Args:
         target: The backend.
         programs: Those that may be played.
@@ -68,16 +71,20 @@ def calibrate(
     chosen = sample(programs, slots, tokens)
     if not chosen:
         raise CalibrationError("there are no calls to calibrate with")
-    watch = follow("calibration", sum(len(program.calls) for program in chosen))
-    job = ReplayJob(
-        base_url=target.base_url,
-        model=target.model,
-        programs=chosen,
-        arrivals_s=all_at_once(len(chosen)),
-        salt=f"calibration:{salt}",
-        engine_url=target.engine_url,
-    )
-    return measure(replay(job, watch), slots)
+    repeats = max(1, math.ceil(tokens / max(1, sum(program.decode_tokens for program in chosen))))
+    watch = follow("calibration", repeats * sum(len(program.calls) for program in chosen))
+    found = []
+    for number in range(1, repeats + 1):
+        job = ReplayJob(
+            base_url=target.base_url,
+            model=target.model,
+            programs=chosen,
+            arrivals_s=all_at_once(len(chosen)),
+            salt=f"calibration:{salt}:{number}",
+            engine_url=target.engine_url,
+        )
+        found.append(measure(replay(job, watch), slots))
+    return pooled(found)
 
 
 def compare(

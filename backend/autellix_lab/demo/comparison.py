@@ -72,8 +72,7 @@ def _run_part(
             report_progress(f"{part.load.name}: watch {watched} at {found[watched].base_url}/autellix/")
         # A CPU engine decodes its first thousands of tokens at half speed.
         for target in found.values():
-            for number in range(part.warm_ups):
-                speed_of(target, f"warm-up {number}")
+            speed_of(target, "warm-up")
         return found
 
     bounds: tuple[float, ...] = ()

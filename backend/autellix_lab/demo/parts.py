@@ -21,8 +21,8 @@ MAX_SCARCE_CONTEXT_TOKENS = 4000
 again is a little less."""
 BLOCK_TOKENS = 32
 """KV block size, about as on GPUs: vLLM's 128 on a CPU exceed many of the demo's prompts."""
-MEMORY_WARM_UPS = 2
-"""How often the programs of the scarce-memory part warm an engine up, because each generates few tokens."""
+MEMORY_CALIBRATION_TOKENS = 3000
+"""The programs that fit into scarce memory generate some 600; the speed in one wave of them varies by 5 %."""
 MIN_FITTING = 4
 MIN_KV_BLOCKS = 64
 """Fewer hold no prompt of some workloads."""
@@ -131,7 +131,6 @@ class Part:
     calibration: Sequence[ProgramTrace]
     calibration_slots: int
     calibration_tokens: int
-    warm_ups: int
 
     @property
     def kv_tokens(self) -> int | None:
@@ -170,7 +169,6 @@ def _slots(options: DemoOptions) -> Part:
         calibration=programs,
         calibration_slots=options.max_num_seqs,
         calibration_tokens=options.calibration_tokens,
-        warm_ups=1,
     )
 
 
@@ -191,8 +189,7 @@ def _memory(options: DemoOptions) -> Part:
         kv_blocks=kv_blocks,
         calibration=fitting,
         calibration_slots=max(1, len(fitting) // 2),
-        calibration_tokens=0,
-        warm_ups=MEMORY_WARM_UPS,
+        calibration_tokens=min(MEMORY_CALIBRATION_TOKENS, options.calibration_tokens),
     )
 
 

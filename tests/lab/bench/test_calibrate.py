@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import itertools
+import math
+from dataclasses import replace
 
 import pytest
 
@@ -9,6 +11,7 @@ from autellix_lab.bench.calibrate import (
     CalibrationError,
     choose_bounds,
     measure,
+    pooled,
     sample,
 )
 from autellix_lab.bench.results import CallResult
@@ -46,6 +49,15 @@ def test_speed_is_taken_while_enough_programs_are_under_way() -> None:
     assert found.tokens_per_s == pytest.approx(30)
     assert found.step_s == pytest.approx(0.1)
     assert found.window_s == pytest.approx(8)
+
+
+def test_measurements_are_pooled_by_their_windows() -> None:
+    fast = Calibration(tokens_per_s=40.0, window_s=1.0, calls=3, step_s=0.1)
+    slow = Calibration(tokens_per_s=20.0, window_s=3.0, calls=5, step_s=0.2)
+    # 10 + 15 steps in 4 s.
+    assert pooled([fast, slow]) == Calibration(tokens_per_s=25.0, window_s=4.0, calls=8, step_s=0.16)
+    uncounted = replace(fast, step_s=math.inf)
+    assert pooled([uncounted]) == uncounted
 
 
 def test_lost_calls_spoil_a_calibration() -> None:

@@ -86,7 +86,20 @@ def test_programs_arrive_by_the_steps_of_the_engine_that_serves_them(jobs: list[
 def test_each_calibration_has_words_of_its_own(jobs: list[ReplayJob]) -> None:
     for salt in ("warm-up", "round 1"):
         calibrate(TARGETS["fcfs"], PROGRAMS, 2, 10, silent, salt=salt)
-    assert [job.salt for job in jobs] == ["calibration:warm-up", "calibration:round 1"]
+    assert [job.salt for job in jobs] == ["calibration:warm-up:1", "calibration:round 1:1"]
     assert set(jobs[0].arrivals_s) == {0.0}
     with pytest.raises(CalibrationError, match="no calls"):
         calibrate(TARGETS["fcfs"], [], 2, 10, silent, salt="none")
+
+
+def test_few_programs_are_played_until_there_are_tokens_enough(jobs: list[ReplayJob]) -> None:
+    tokens = sum(program.decode_tokens for program in PROGRAMS)
+    titles: list[int] = []
+
+    def follow(_title: str, calls: int) -> Callable[[CallResult], None]:
+        titles.append(calls)
+        return lambda _: None
+
+    calibrate(TARGETS["fcfs"], PROGRAMS, 2, 2 * tokens + 1, follow, salt="few")
+    assert [job.salt for job in jobs] == [f"calibration:few:{number}" for number in (1, 2, 3)]
+    assert titles == [3 * sum(len(program.calls) for program in PROGRAMS)]

@@ -172,7 +172,8 @@ def test_both_parts_are_measured_in_steps(options: DemoOptions, monkeypatch: pyt
     rounds = [job for job in jobs if not job.salt.startswith("calibration")]
     assert [job.step_s for job in rounds] == pytest.approx([STEP_S] * 12)
     measured = [job for job in jobs if job.base_url == "http://slots-fcfs" and job not in rounds]
-    assert [job.salt for job in measured] == ["calibration:warm-up 0", "calibration:first"]
+    salts = ("warm-up:1", "warm-up:2", "first:1", "first:2")
+    assert [job.salt for job in measured] == [f"calibration:{salt}" for salt in salts]
     for item in found:
         for run in item.load.runs:
             steps, seconds = (run.summary.metrics[name]["mean"] for name in ("latency_steps", "latency_s"))
