@@ -1,7 +1,7 @@
 """Hints in the words of other tools: one table, from their fields and headers to those of `core.hints.Hints`.
 
-The first row that states something wins, hint by hint; our own headers (`hints`) go before all rows. `docs/reference/wire.md`
-has the same table; `tests/vectors/hints.json` has inputs and the records that they make.
+The first row that states something wins, hint by hint; our own headers (`hints`) go before all rows.
+`docs/reference/wire.md` has the same table; `tests/vectors/hints.json` has inputs and what they make.
 
 What its own contract calls an error is one here too, where the row is strict: vLLM's router and Dynamo refuse
 such a request. Anything else that means nothing is ignored, and counted.
