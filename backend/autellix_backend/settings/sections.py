@@ -148,7 +148,8 @@ class EngineSettings:
     startup_timeout_s: PositiveFloat = 3600.0
     """how long an engine may take to start, s"""
     state_dir: Folder | None = None
-    """folder of generated models, logs, sockets and the generated secret; unset is `AUTELLIX_CACHE_DIR`"""
+    """folder of generated models, logs, sockets and the generated secret; unset is `AUTELLIX_CACHE_DIR`, by
+    default `~/.cache/autellix`"""
     max_restarts: NonNegativeInt = 5
     """restarts of a dead or hanging replica within ten minutes before it counts as failed; 0 for none"""
     stall_timeout_s: PositiveFloat | None = 600.0
@@ -260,7 +261,7 @@ class StoreSettings:
     """The process table, and [sharing it](../guides/cluster.md) between gateways."""
 
     url: StoreUrl = MEMORY_URL
-    """process table: `memory://`, or a Redis or Valkey that gateways share, as
+    """process table: `memory://`, or a Redis that gateways share, as
     `redis://USER:PASSWORD@HOST:PORT/DB`, `rediss://…` (TLS), `unix://…`, or
     `redis+sentinel://HOST:PORT,HOST:PORT/SERVICE` for the master that Sentinels name"""
     key_prefix: KeyPrefix = "autellix"
