@@ -21,10 +21,9 @@ HEAD = """# The command line
 
 <!-- Written by scripts/cli_page.py. -->
 
-All commands and options of `autellix`. `--help` after a command shows the same text, and alone has the
-arguments of the laboratory's commands (`demo` to `demo-model`). Commands that ask a running gateway find it
-by `AUTELLIX_BASE_URL` and `AUTELLIX_API_KEY`, or `--url` and `--api-key`. An option that several commands
-share is described under the first one.
+All commands of `autellix` and their options, which `--help` shows too. Commands that ask a running gateway
+find it by `AUTELLIX_BASE_URL` and `AUTELLIX_API_KEY`, or `--url` and `--api-key`. An option that several
+commands share is described under the first one.
 
 | exit code | meaning |
 |---|---|
@@ -32,6 +31,14 @@ share is described under the first one.
 | 1 | an engine or the gateway failed, calls were lost |
 | 2 | bad input, or something that is not installed |
 | 130 | interrupted |
+"""
+LABORATORY_HEAD = """## The laboratory
+
+These need the extra `lab`; [record, replay, simulate](../bench.md) explains them, and `--help` has their
+arguments.
+
+| such as | does |
+|---|---|
 """
 
 
@@ -43,22 +50,21 @@ def page() -> str:
             # The help shows the address in force.
             os.environ.pop(variable, None)
         parsers = _below(make_parser(list(commands)))
-    parts = [HEAD]
+    parts, laboratory = [HEAD], [LABORATORY_HEAD]
     places: dict[str, str] = {}
     for name, command in commands.items():
         summary = f"{command.summary[0].upper()}{command.summary[1:]}."
-        parts.append(f"## `autellix {name}`\n\n{summary}\n\n```sh\n{command.example}\n```\n")
         actions = _actions(parsers[name])
         if command.module.startswith(LABORATORY):
-            lines = [f"- `autellix {name} {action}`: {about}.\n" for action, (about, _) in actions.items()]
-            parts += ["".join(lines)] if lines else []
+            laboratory.append(f"| `{command.example}` | {summary} |\n")
             continue
+        parts.append(f"## `autellix {name}`\n\n{summary}\n\n```sh\n{command.example}\n```\n")
         parts += _arguments(parsers[name], f"autellix {name}", places)
         for action, (about, child) in actions.items():
             whole = f"autellix {name} {action}"
             parts.append(f"### `{whole}`\n\n{about[:1].upper()}{about[1:]}.\n")
             parts += _arguments(child, whole, places)
-    return "\n".join(parts)
+    return "\n".join([*parts, "".join(laboratory)])
 
 
 def _actions(parser: argparse.ArgumentParser) -> dict[str, tuple[str, argparse.ArgumentParser]]:
