@@ -112,9 +112,13 @@ def release(url: str, program_id: str) -> None:
 
 
 def tell_end(url: str, program_id: str) -> None:
-    """Tell AgentInfer's engine that a program's last answer has ended it."""
+    """Tell AgentInfer's engine that a program's last answer has ended it.
+
+    As its own middleware does, which drops the message if ten wait: an engine without calls reads none.
+    """
     message = json.dumps({"program_id": program_id, "lifecycle": "terminal"}).encode()
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel, contextlib.suppress(BlockingIOError):
+        channel.setblocking(False)
         channel.sendto(message, f"{lifecycle_socket(urlsplit(url).port or 0)}.dp0")
 
 
