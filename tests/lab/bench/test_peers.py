@@ -108,6 +108,9 @@ def test_agentinfer_learns_the_end_of_a_program(monkeypatch: pytest.MonkeyPatch,
         engine.bind(load("peers").lifecycle_socket(9) + ".dp0")
         asyncio.run(load("peers_client").end("AgentInfer", "http://127.0.0.1:9/v1", "p"))
         assert json.loads(engine.recv(1000)) == {"program_id": "p", "lifecycle": "terminal"}
+        # An engine without calls reads nothing, and its socket holds few messages.
+        for _ in range(1000):
+            load("peers_client").tell_end("http://127.0.0.1:9/v1", "p")
 
 
 def test_each_peer_gets_the_program_in_its_own_way() -> None:
