@@ -24,6 +24,8 @@ def test_every_variable_that_we_read_or_set_is_known() -> None:
 
 
 def test_a_misspelt_one_names_the_nearest() -> None:
-    assert unknown_variables({"AUTELLIX_GATEWAY_PROT": "1", "PATH": "/bin", "AUTELLIXES": "1"}) == [
-        "AUTELLIX_GATEWAY_PROT is not a variable of Autellix; did you mean AUTELLIX_GATEWAY_PORT?"
+    # The settings themselves refuse one of a section.
+    environ = {"AUTELLIX_GATWAY_PORT": "1", "AUTELLIX_GATEWAY_PROT": "1", "PATH": "/bin", "AUTELLIXES": "1"}
+    assert unknown_variables(environ) == [
+        "AUTELLIX_GATWAY_PORT is not a variable of Autellix; did you mean AUTELLIX_GATEWAY_PORT?"
     ]

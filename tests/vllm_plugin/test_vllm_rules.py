@@ -115,7 +115,7 @@ def test_a_release_that_nobody_knows_is_tried_out_and_used(scenes: Any, is_async
     assert found == {
         "lines": [
             (
-                "Autellix: vLLM 0.99.0 is not one of 0.32, 0.33; it has passed the trial, "
+                "Autellix: vLLM 0.99.0 is not one of 0.32, 0.33; it has passed the self-test, "
                 "so its calls are ordered"
             )
         ],

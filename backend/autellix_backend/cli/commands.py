@@ -39,7 +39,7 @@ COMMANDS = {
     ),
     "status": Command(
         "autellix_backend.cli.status",
-        "say in a line what the programs of a gateway do, and which one waits longest",
+        "summarise in a line what the programs of a gateway do, and name the one that waits longest",
         "autellix status",
     ),
     "why": Command(

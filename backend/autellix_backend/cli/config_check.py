@@ -64,7 +64,7 @@ def notes_on(settings: Settings) -> Iterator[str]:
     """Return a sentence for each thing that may be intended, but that the operator should know."""
     if settings.engine.model is None and not settings.engine.urls:
         yield (
-            f"no model and no engine is named: `autellix serve` takes {default_model()}"
+            f"no model and no engine is named: `autellix serve` serves {default_model()}"
             if default_model()
             else "no model and no engine is named: give one as `autellix serve MODEL` or `--engine URL`"
         )

@@ -150,11 +150,15 @@ def layer_from_environment(environ: Mapping[str, str]) -> Layer:
 
 
 def unknown_variables(environ: Mapping[str, str] | None = None) -> list[str]:
-    """Return a sentence for each AUTELLIX_ variable that is not known: a misspelt one would be ignored."""
+    """Return a sentence for each AUTELLIX_ variable that nothing reads: a misspelt one would be ignored.
+
+    Those of a section are settings, which `build_settings` checks.
+    """
     environ = os.environ if environ is None else environ
     known = [f"{ENV_PREFIX}{section}_{key}".upper() for section in SECTIONS for key in fields_of(section)]
     known += OTHER_VARIABLES
-    unknown = sorted(name for name in environ if name.startswith(ENV_PREFIX) and name not in known)
+    settings = {raw.source for raw in layer_from_environment(environ).values()}
+    unknown = sorted({name for name in environ if name.startswith(ENV_PREFIX)} - {*known, *settings})
     return [f"{name} is not a variable of Autellix{_nearest(name, known, cutoff=0.8)}" for name in unknown]
 
 

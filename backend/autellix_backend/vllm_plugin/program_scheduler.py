@@ -87,7 +87,7 @@ class ProgramSchedulerMixin(_Host):
             logger.info("Autellix: calls are ordered by their programs, policy %s", self.plugin.facts.policy)
 
     def _try_out(self) -> str | None:
-        """Return why a release that the tests do not know is left alone; None if it passes the trial."""
+        """Return why a release that the tests do not know is left alone; None if it passes the self-test."""
         name = f"vLLM {vllm_version()} is not one of {', '.join(KNOWN_VERSIONS)}"
         try:
             # Needs names of vLLM that nothing else here does.
@@ -96,8 +96,8 @@ class ProgramSchedulerMixin(_Host):
             return f"{name}, and cannot be tried out: {error}"
         problem = why_unfit(self)
         if problem is not None:
-            return f"{name}, and does not pass the trial: {problem}"
-        logger.warning("Autellix: %s; it has passed the trial, so its calls are ordered", name)
+            return f"{name}, and does not pass the self-test: {problem}"
+        logger.warning("Autellix: %s; it has passed the self-test, so its calls are ordered", name)
         return None
 
     def _set_up(self, settings: PluginSettings) -> None:
