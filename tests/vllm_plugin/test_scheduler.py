@@ -379,8 +379,10 @@ def test_an_unknown_vllm_that_passes_the_trial_is_used(engine_worker: Any, stock
     assert "error" not in run, run["error"]
     assert run["is_degraded"] is False
     assert run["said"] == [
-        "Autellix: vLLM 0.99.1 is not one of 0.32, 0.33; it has passed the self-test, so its calls are "
-        "ordered"
+        (
+            "Autellix: vLLM 0.99.1 is not one of 0.32, 0.33; it has passed the self-test, "
+            "so its calls are ordered"
+        )
     ]
     assert run["preemptions"] > expected["preemptions"]
     assert expected["outputs"] == run["outputs"]
