@@ -32,8 +32,6 @@ class Bars:
     unit: str
     is_log: bool = False
     baseline: float | None = 1.0
-    rows: tuple[int, ...] = ()
-    """Rows to draw; default: all."""
 
 
 PICTURES: dict[str, Bars] = {
@@ -66,7 +64,6 @@ PICTURES: dict[str, Bars] = {
         series={"plain pass-through": (1, 0), "autellix": (2, 0), "vllm-router": (3, 0), "smg": (4, 0)},
         unit="ms of CPU time for a call; LiteLLM takes 16 to 52",
         baseline=None,
-        rows=(2, 3, 4),
     ),
     "hardening": Bars(
         page="hardening.md",
@@ -86,12 +83,11 @@ def values_of(bars: Bars) -> dict[str, list[float]]:
         raise ValueError(f"{bars.page} has no heading {bars.heading!r}")
     lines = re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE)[0].splitlines()[2:]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    chosen = [rows[at] for at in bars.rows] if bars.rows else rows
     return {
         ", ".join(row[column] for column in bars.labels): [
             float(_NUMBER.findall(row[column])[at].replace(",", "")) for column, at in bars.series.values()
         ]
-        for row in chosen
+        for row in rows
     }
 
 
