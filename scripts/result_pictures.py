@@ -44,11 +44,10 @@ PICTURES: dict[str, Bars] = {
     ),
     "peers": Bars(
         page="peers.md",
-        heading="Routers on real engines",
+        heading="On one real engine",
         labels=(0,),
-        series={"tools": (1, 0), "coding": (2, 0)},
-        unit="mean program latency, s",
-        baseline=None,
+        series={"in engine steps": (1, 0), "in seconds": (2, 0)},
+        unit="mean latency of agents with tools over plain vLLM",
     ),
     "default": Bars(
         page="tables.md",

@@ -25,6 +25,8 @@ FIGURES = (
 """Title, metric and statistic of each row; the time of a step and the share found in the cache follow."""
 SAME_SPEED = 0.1
 """Engines whose steps took as long within this share had the same machine."""
+MOST_ERRORS = 20
+"""More standard errors are not told apart."""
 KNOWN = {PLAIN: " (vLLM without Autellix)", "boost": " (Autellix's default)"}
 MORE = "docs/demo.md"
 REPORT_WIDTH = 150
@@ -175,7 +177,9 @@ def _errors(ratios: Sequence[float]) -> str:
     if not error:
         return ""
     count = (1 - fmean(ratios)) / error
-    return f" ({abs(count):.0f} standard errors {'below' if count > 0 else 'above'} 1)"
+    # A few rounds know their own spread too roughly for more.
+    size = f"{abs(count):.0f}" if abs(count) <= MOST_ERRORS else f"over {MOST_ERRORS}"
+    return f" ({size} standard errors {'below' if count > 0 else 'above'} 1)"
 
 
 def _machine(load: LoadComparison, policy: str) -> str:

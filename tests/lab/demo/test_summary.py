@@ -134,6 +134,9 @@ def test_the_effect_is_stated_in_standard_errors_of_the_rounds() -> None:
     text = verdict([item.load for item in played(*ratios)], "boost")
     assert text.count(f"({expected:.0f} standard errors below 1)") == 4
     assert "standard errors above 1" in verdict([item.load for item in played(1.1, 1.2)], "boost")
+    # Three rounds that happen to agree.
+    text = verdict([item.load for item in played(0.90, 0.90, 0.9001)], "boost")
+    assert text.count("(over 20 standard errors below 1)") == 4
 
 
 def test_a_slower_machine_is_named_and_changes_no_step() -> None:
