@@ -69,7 +69,7 @@ def _add_replay(parser: argparse.ArgumentParser) -> None:
     add("--url", url, required=True, action="append")
     add(
         "--rounds",
-        "play on each server so often, in turn, and in the other order next",
+        "play N times on each server, in alternating order",
         count,
         1,
         metavar="N",

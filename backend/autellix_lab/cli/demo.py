@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--policies",
         partial(names_of, LIVE_POLICY_NAMES, least=2),
-        "first is the baseline; fcfs is vLLM without Autellix, boost comes with working-set admission",
+        "policies to compare with the first, separated by commas; fcfs is vLLM without Autellix",
     )
     add("--max-num-seqs", count, "the engine's batch size", metavar="N")
     add("--seed", int, "seed of programs and arrivals")

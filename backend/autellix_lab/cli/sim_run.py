@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     present = "keep this number of programs present: when one ends, the next begins (a closed loop)"
     rate("--present", present, count, metavar="N")
     add = adder(parser)
-    add("--policy", "scheduling policy (default: that of the settings)", choices=SCHEDULER_NAMES)
+    add("--policy", "scheduling policy (default: that of --config, else boost)", choices=SCHEDULER_NAMES)
     add_engine_options(parser)
     add_json(parser)
 

@@ -42,8 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--policy",
         type=partial(present_name, names=SCHEDULER_NAMES),
         choices=SCHEDULER_NAMES,
-        default="fcfs",
-        help="the other policy (default: fcfs, vLLM's own order)",
+        help="the other policy (default: fcfs, vLLM's own order; boost where fcfs is in force)",
     )
     add_remote_options(parser)
 
@@ -65,7 +64,8 @@ def run(args: argparse.Namespace) -> int:
     period = busy_period(listed["programs"], wanted)
     details = [gateway.get(f"/history/{quote(each['program_id'], safe='/')}") for each in period]
     settings = settings_of(gateway.get("/engines")["engines"], gateway.get("/config")["scheduler"], details)
-    answer = estimate(details, settings, args.policy, wanted)
+    other = "boost" if settings.scheduler.policy == "fcfs" else "fcfs"
+    answer = estimate(details, settings, args.policy or other, wanted)
     if args.json:
         print_json(answer)
         return 0

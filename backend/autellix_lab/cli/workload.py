@@ -66,7 +66,12 @@ run = run_action
 
 def _add_generate_options(parser: argparse.ArgumentParser, default: int) -> None:
     parser.add_argument(
-        "-n", "--programs", type=count, default=default, metavar="N", help=f"(default: {default})"
+        "-n",
+        "--programs",
+        type=count,
+        default=default,
+        metavar="N",
+        help=f"number of programs (default: {default})",
     )
     adder(parser)("--seed", "seed of the generated programs", int, 0)
     add_tree_scale(parser)

@@ -86,6 +86,14 @@ def test_a_short_program_would_have_waited_under_fcfs(capsys: pytest.CaptureFixt
     assert by_id["long-0"]["estimated_s"] <= by_id["long-0"]["measured_s"]
 
 
+def test_a_gateway_that_observes_asks_what_boost_would_do(
+    answers: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers["/config"] = {"scheduler": {**SCHEDULER, "policy": "fcfs"}}
+    answer = json.loads(run(capsys, "short", "--json"))
+    assert (answer["policy"], answer["other_policy"]) == ("fcfs", "boost")
+
+
 @pytest.mark.usefixtures("answers")
 def test_the_estimate_is_said_to_be_one_with_its_error(capsys: pytest.CaptureFixture[str]) -> None:
     shown = " ".join(run(capsys, "short", "--policy", "fcfs").split())
