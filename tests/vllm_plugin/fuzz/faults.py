@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import logging
 import random
+from collections.abc import Callable
 from typing import Any
 
 
-def plant_fault(plugin: Any, generator: random.Random, outcome: Any) -> None:
-    """Have a random method of our parts raise at one of its first calls, and note it in the outcome."""
+def plant_fault(plugin: Any, generator: random.Random, outcome: Any) -> Callable[[], None]:
+    """Have a random method of our parts raise at one of its first calls, and note it in the outcome.
+
+    What is returned withdraws a fault that has not been raised yet.
+    """
     # It is logged, with its traceback.
     logging.getLogger("vllm.autellix").setLevel(logging.CRITICAL + 1)
     tracker, engine = plugin.tracker, plugin.engine
@@ -42,7 +46,11 @@ def plant_fault(plugin: Any, generator: random.Random, outcome: Any) -> None:
             raise RuntimeError("deliberate")
         return original(*args, **kwargs)
 
+    def withdraw() -> None:
+        left[0] = 0
+
     setattr(part, method, failing)
+    return withdraw
 
 
 def _methods(part: Any) -> list[str]:
