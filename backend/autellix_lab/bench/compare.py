@@ -43,6 +43,10 @@ Follow = Callable[[str, int], Callable[[CallResult], None]]
 """Starts a progress bar with a run's title and number of calls; returns a function that receives results."""
 
 
+MOST_REPEATS = 10
+"""Programs with few tokens, such as those of a classifier, would else be played hundreds of times."""
+
+
 def calibrate(
     target: Target,
     programs: Sequence[ProgramTrace],
@@ -54,8 +58,8 @@ def calibrate(
 ) -> Calibration:
     """Measure a backend's speed with the batch full.
 
-    Few programs are played again, with other words, until there are tokens enough: the load of a comparison
-    is as exact as this speed.
+    Few programs are played again, with other words, until there are tokens enough, but ten times at most: the
+    load of a comparison is as exact as this speed.
 
     Args:
         target: The backend.
@@ -71,7 +75,8 @@ def calibrate(
     chosen = sample(programs, slots, tokens)
     if not chosen:
         raise CalibrationError("there are no calls to calibrate with")
-    repeats = max(1, math.ceil(tokens / max(1, sum(program.decode_tokens for program in chosen))))
+    generated = max(1, sum(program.decode_tokens for program in chosen))
+    repeats = max(1, min(MOST_REPEATS, math.ceil(tokens / generated)))
     watch = follow("calibration", repeats * sum(len(program.calls) for program in chosen))
     found = []
     for number in range(1, repeats + 1):

@@ -29,6 +29,7 @@ MOST_ERROR = 0.15
 """A simulation that is further off on the measured run says nothing of other policies."""
 BLOCK_TOKENS = 16
 """vLLM's own size of a block on a GPU; a server's metrics do not state it."""
+DEFAULT = SchedulerConfig().policy
 MAX_PROGRAMS = 1000
 """The most programs of a history that a gateway lists at once."""
 
@@ -42,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--policy",
         type=partial(present_name, names=SCHEDULER_NAMES),
         choices=SCHEDULER_NAMES,
-        help="the other policy (default: fcfs, vLLM's own order; boost where fcfs is in force)",
+        help=f"the other policy (default: fcfs, vLLM's own order; {DEFAULT} where fcfs is in force)",
     )
     add_remote_options(parser)
 
@@ -64,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     period = busy_period(listed["programs"], wanted)
     details = [gateway.get(f"/history/{quote(each['program_id'], safe='/')}") for each in period]
     settings = settings_of(gateway.get("/engines")["engines"], gateway.get("/config")["scheduler"], details)
-    other = "boost" if settings.scheduler.policy == "fcfs" else "fcfs"
+    other = DEFAULT if settings.scheduler.policy == "fcfs" else "fcfs"
     answer = estimate(details, settings, args.policy or other, wanted)
     if args.json:
         print_json(answer)

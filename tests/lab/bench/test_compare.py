@@ -8,7 +8,7 @@ import pytest
 
 from autellix_lab.bench import compare as module
 from autellix_lab.bench.calibrate import Calibration, CalibrationError
-from autellix_lab.bench.compare import Load, Target, calibrate, compare
+from autellix_lab.bench.compare import MOST_REPEATS, Load, Target, calibrate, compare
 from autellix_lab.bench.replay import ReplayJob
 from autellix_lab.bench.results import CallResult
 from autellix_lab.workload.generate import generate_programs
@@ -103,3 +103,6 @@ def test_few_programs_are_played_until_there_are_tokens_enough(jobs: list[Replay
     calibrate(TARGETS["fcfs"], PROGRAMS, 2, 2 * tokens + 1, follow, salt="few")
     assert [job.salt for job in jobs] == [f"calibration:few:{number}" for number in (1, 2, 3)]
     assert titles == [3 * sum(len(program.calls) for program in PROGRAMS)]
+    jobs.clear()
+    calibrate(TARGETS["fcfs"], PROGRAMS, 2, 10**9, silent, salt="never enough")
+    assert len(jobs) == MOST_REPEATS

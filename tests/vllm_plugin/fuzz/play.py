@@ -129,8 +129,8 @@ class Player:
         if is_ours:
             self.scheduler.clock = lambda: self._now
             if has_fault:
-                fault = plant_fault(self.scheduler.plugin, random.Random(script.seed), self.outcome)
-                self._withdraw_fault = fault
+                plugin = self.scheduler.plugin
+                self._withdraw_fault = plant_fault(plugin, random.Random(script.seed), self.outcome)
             else:
                 watch_order(self.scheduler)
         watch_victims(self.scheduler, self.outcome)
